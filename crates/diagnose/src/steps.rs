@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use pagewise_model::evidence::{
     ActivityPoint, AllocationProfile, AllocationSizes, CpuWaits, DiagnosisCost, EVIDENCE_VERSION,
-    Evidence, Gathered, Instrument, LeakRecheck, MachinePoint, ZeroSample,
+    Evidence, Gathered, Instrument, MachinePoint, MemoryRecheck, ZeroSample,
 };
-use pagewise_model::heap_graph::LeakedBlock;
-use pagewise_model::heap_sample::HeapSample;
+use pagewise_model::heap_sample::{HeapSample, MemoryExcerpt};
 use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
 use pagewise_model::units::nanoseconds;
@@ -175,6 +174,7 @@ impl<'a> Diagnosis<'a> {
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
         let memory_files = MemoryFiles::read(self.root, self.pid).since(&self.memory_files);
         let last = self.last_snapshot();
+        let free_recheck = self.free_recheck();
         let mut scan = match last.missing() {
             None => self.scan(last.value().map(|last| &**last)),
             Some(_) => Gathered::NotNeeded,
@@ -212,6 +212,7 @@ impl<'a> Diagnosis<'a> {
             collector: self.collector.finish(),
             scan,
             leak_recheck,
+            free_recheck,
             heap_samples: self.heap_samples,
             allocation_sizes,
             faults,
@@ -428,14 +429,28 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
+    /// Reads free pages of the first heap sample again, if there was much free memory: the program
+    /// may have used it meanwhile.
+    fn free_recheck(&mut self) -> Gathered<MemoryRecheck> {
+        let Ok(sample) = self.first.heap_sample.as_mut() else { return Gathered::NotNeeded };
+        let pages = mem::take(&mut sample.free_pages);
+        if !has_much_free(sample) || pages.is_empty() {
+            return Gathered::NotNeeded;
+        }
+        let (root, first, after) = (self.root, &self.first, nanoseconds(self.began.elapsed()));
+        self.meter.measure(Instrument::Snapshot, || {
+            (Gathered::from(recheck(root, first, &pages, after)), Duration::ZERO)
+        })
+    }
+
     /// Reads some of the leaked blocks again, as long after the scan as the recording of allocation
     /// sizes takes: a program cannot change blocks that it has lost.
     fn leak_recheck(
         &mut self,
         scan: Option<&HeapScan>,
-        leaked: &[LeakedBlock],
+        leaked: &[MemoryExcerpt],
         scanned: Instant,
-    ) -> Gathered<LeakRecheck> {
+    ) -> Gathered<MemoryRecheck> {
         if leaked.is_empty() || !has_many_leaks(scan) {
             return Gathered::NotNeeded;
         }
@@ -524,7 +539,7 @@ fn has_many_leaks(scan: Option<&HeapScan>) -> bool {
 
 /// True if a sample of the heap shows at least [`MUCH_FREE`], which may be a cause.
 fn has_much_free(sample: &HeapSample) -> bool {
-    sample.free.low >= MUCH_FREE
+    sample.free.high >= MUCH_FREE
 }
 
 /// True if the sizes of a process changed by so little that a second snapshot would add nothing.

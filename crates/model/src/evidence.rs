@@ -55,9 +55,15 @@ pub struct Evidence {
     pub collector: Gathered<Vec<CollectorPoint>>,
     /// Scan of the heap, with the reachability of its blocks.
     pub scan: Gathered<Box<HeapScan>>,
-    /// Leaked blocks of the scan that were read again later.
+    /// Leaked blocks of the scan that were read again later. A program cannot change a block that it
+    /// has lost. Changed blocks show that it finds them without pointers, for example by offsets or
+    /// encoded addresses, or that it used them during the scan.
     #[serde(default)]
-    pub leak_recheck: Gathered<LeakRecheck>,
+    pub leak_recheck: Gathered<MemoryRecheck>,
+    /// Free pages of the first heap sample that were read again at the end of the observation.
+    /// Changed pages show that the program used them meanwhile.
+    #[serde(default)]
+    pub free_recheck: Gathered<MemoryRecheck>,
     /// Samples of the heap between the two snapshots, in order of time. Empty if the first snapshot
     /// shows little free memory.
     #[serde(default)]
@@ -122,17 +128,27 @@ impl CpuWaits {
     }
 }
 
-/// Leaked blocks that were read at the time of the heap scan, and again later. A program cannot
-/// change a block that it has lost. Changed blocks show that it finds them without pointers, for
-/// example by offsets or encoded addresses, or that it freed them during the scan.
+/// Parts of the memory that were read twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeakRecheck {
-    /// Number of equal parts of the leaked bytes whose blocks were read again.
+pub struct MemoryRecheck {
+    /// Number of equal parts of the memory that were read a second time.
     pub parts: u64,
-    /// Number of these parts whose blocks had changed.
+    /// Number of these parts whose bytes had changed.
     pub changed: u64,
-    /// Nanoseconds from the end of the scan to the second reading.
+    /// Nanoseconds between the two readings.
     pub after_ns: u64,
+}
+
+impl MemoryRecheck {
+    /// Minimum number of parts for a meaningful share.
+    const MIN_PARTS: u64 = 32;
+
+    /// Changed share of the memory; `None` if too few parts were read a second time.
+    pub fn changed_share(&self) -> Option<f64> {
+        #[expect(clippy::cast_precision_loss, reason = "a share needs few digits")]
+        let share = self.changed as f64 / self.parts.max(1) as f64;
+        (self.parts >= MemoryRecheck::MIN_PARTS).then_some(share)
+    }
 }
 
 /// Sample of the resident pages of an anonymous mapping, at random positions.

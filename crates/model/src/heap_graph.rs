@@ -5,6 +5,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::data_types::TypeLack;
+use crate::heap_sample::MemoryExcerpt;
 use crate::heap_scan::LiveAmount;
 use crate::reading::plain;
 use crate::traced::Frame;
@@ -42,20 +43,9 @@ pub struct HeapGraph {
     /// Leaked blocks with their contents, chosen in proportion to their bytes. A later reading
     /// shows if the program still changes them. They are not saved.
     #[serde(skip)]
-    pub leak_sample: Vec<LeakedBlock>,
+    pub leak_sample: Vec<MemoryExcerpt>,
     /// Duration of the search in nanoseconds.
     pub took_ns: u64,
-}
-
-/// A leaked block with its contents at the time of the scan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LeakedBlock {
-    /// Address of the block.
-    pub address: u64,
-    /// First bytes of the block.
-    pub bytes: Vec<u8>,
-    /// Number of times that the block was chosen: once for each equal part of the leaked bytes.
-    pub weight: u64,
 }
 
 /// Live blocks by type.

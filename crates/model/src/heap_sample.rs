@@ -47,9 +47,23 @@ pub struct HeapSample {
     pub read: Bytes,
     /// Duration of the reading in nanoseconds.
     pub took_ns: u64,
+    /// One free page of each window that has such pages. They are not saved.
+    #[serde(skip)]
+    pub free_pages: Vec<MemoryExcerpt>,
     /// Longest duration of a single system call that may have held the process's mmap lock, in
     /// nanoseconds.
     pub longest_hold_ns: u64,
+}
+
+/// Bytes of a process, which a later reading compares with the bytes at the same address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryExcerpt {
+    /// Address of the bytes.
+    pub address: u64,
+    /// Some bytes of a block or page.
+    pub bytes: Vec<u8>,
+    /// Number of equal parts of the memory for which the excerpt stands.
+    pub weight: u64,
 }
 
 /// The reason for a missing sample in a snapshot that an earlier version saved.

@@ -1,15 +1,10 @@
-//! Leaked blocks that are read twice: in a heap scan, and again later. A program cannot change a
-//! block that it has lost.
+//! Leaked blocks to be read again later. A program cannot change a block that it has lost.
 
-use pagewise_model::evidence::LeakRecheck;
-use pagewise_model::heap_graph::LeakedBlock;
-use pagewise_model::{Absent, Reading, Snapshot};
-use pagewise_proc::ProcRoot;
+use pagewise_model::heap_sample::MemoryExcerpt;
 
 use crate::blocks::BlockTable;
 use crate::graph::{HeapLeak, HeapLeaks};
 use crate::memory::Memory;
-use crate::running::RunningMemory;
 
 /// Number of equal parts of the leaked bytes; one block is chosen for each part.
 const PARTS: u64 = 256;
@@ -25,7 +20,7 @@ pub(crate) fn leak_sample(
     memory: &dyn Memory,
     blocks: &BlockTable,
     leaks: &HeapLeaks,
-) -> Vec<LeakedBlock> {
+) -> Vec<MemoryExcerpt> {
     let mut sample = Vec::new();
     let (mut sum, mut part) = (0_u64, 0_u64);
     let is_small = |leak: &&HeapLeak| leak.blocks < MAX_BLOCKS;
@@ -44,43 +39,10 @@ pub(crate) fn leak_sample(
         let length = usize::try_from(block.size.min(COMPARED)).unwrap_or(0);
         let mut bytes = vec![0; length];
         if memory.read(block.start, &mut bytes) {
-            sample.push(LeakedBlock { address: block.start, bytes, weight });
+            sample.push(MemoryExcerpt { address: block.start, bytes, weight });
         }
     }
     sample
-}
-
-/// Reads leaked blocks of the running process again, and counts the changed ones. `mappings` of
-/// `snapshot` need not be current. `after_ns` is the time since the scan in nanoseconds.
-///
-/// # Errors
-/// The reason why the memory of the process cannot be read.
-pub fn recheck(
-    root: &ProcRoot,
-    snapshot: &Snapshot,
-    sample: &[LeakedBlock],
-    after_ns: u64,
-) -> Reading<LeakRecheck> {
-    let pid = snapshot.process.pid;
-    let memory = RunningMemory::open(root, pid, snapshot.provenance.page_size, &[])
-        .map_err(|error| Absent::NotSupported(format!("its memory: {error}").into()))?;
-    Ok(count_changed(&|address, into| memory.read_present(address, into), sample, after_ns))
-}
-
-/// Reads bytes at an address. Returns false if they cannot be read.
-type ReadBytes<'a> = dyn Fn(u64, &mut [u8]) -> bool + 'a;
-
-fn count_changed(read: &ReadBytes<'_>, sample: &[LeakedBlock], after_ns: u64) -> LeakRecheck {
-    let mut found = LeakRecheck { after_ns, ..LeakRecheck::default() };
-    for block in sample {
-        let mut now = vec![0; block.bytes.len()];
-        // Pages that are in swap by now, or unmapped, are not counted.
-        if read(block.address, &mut now) {
-            found.parts += block.weight;
-            found.changed += if now == block.bytes { 0 } else { block.weight };
-        }
-    }
-    found
 }
 
 #[cfg(test)]
@@ -118,17 +80,5 @@ mod tests {
         leaks.bytes = 9 << 20;
         assert_eq!(leak_sample(&memory, &blocks, &leaks), [], "most bytes are in the large leak");
         assert_eq!(leak_sample(&memory, &blocks, &HeapLeaks::default()), []);
-    }
-
-    #[test]
-    fn changed_blocks_count_by_their_bytes_and_unread_ones_do_not_count() {
-        let block = |address, weight| LeakedBlock { address, bytes: vec![7; 16], weight };
-        let sample = [block(0x1000, 3), block(0x2000, 2), block(0x3000, 5)];
-        let read = |address: u64, into: &mut [u8]| {
-            into.fill(if address == 0x2000 { 8 } else { 7 });
-            address != 0x3000
-        };
-        let found = count_changed(&read, &sample, 9);
-        assert_eq!(found, LeakRecheck { parts: 5, changed: 2, after_ns: 9 });
     }
 }

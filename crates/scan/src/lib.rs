@@ -21,7 +21,8 @@
 //!  blocks   the live blocks that an allocator walk found
 //!  graph    pointers between blocks: reachable and leaked blocks, retained bytes
 //!  reachability  the graph as a model value, with names
-//!  leak_sample  leaked blocks that are read again later
+//!  leak_sample  leaked blocks to be read again later
+//!  recheck  excerpts of a running process that are read a second time
 //!  scan     a copied process or a core file, and its heap walk, as one value
 //!  sample   live and free shares, estimated from windows of a running process
 //!  saved    scans in files
@@ -47,6 +48,7 @@ mod mimalloc;
 mod musl;
 mod pagewise_pools;
 pub mod reachability;
+mod recheck;
 pub mod running;
 pub mod sample;
 pub mod saved;
@@ -58,4 +60,4 @@ pub mod tcmalloc;
 pub mod walk;
 
 pub use error::ScanError;
-pub use leak_sample::recheck;
+pub use recheck::recheck;

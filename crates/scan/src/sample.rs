@@ -168,6 +168,7 @@ fn estimates(sample: &WindowSample, resident: Option<Bytes>) -> HeapSample {
         top: sample.estimate(resident, |window| window.top),
         windows: sample.windows.len() as u64,
         population: sample.population,
+        free_pages: sample.free_pages.clone(),
         unsettled: sample.windows.iter().map(|window| Bytes(window.unsettled)).sum(),
         ..HeapSample::default()
     }

@@ -281,9 +281,7 @@ const CHANGED_WITHOUT_GROWTH: f64 = 0.02;
 /// Returns the share of leaked bytes in blocks that changed after the scan; `None` if too few
 /// blocks were read again.
 fn changed_share(evidence: &CauseEvidence<'_>) -> Option<f64> {
-    const MIN_PARTS: u64 = 32;
-    let recheck = evidence.all.leak_recheck.value().filter(|it| it.parts >= MIN_PARTS)?;
-    Some(float(recheck.changed) / float(recheck.parts))
+    evidence.all.leak_recheck.value()?.changed_share()
 }
 
 /// Returns the unreachable blocks; `None` if the program still changes many of them. A scan of a
@@ -864,7 +862,7 @@ fn mapping_function<'a>(
 
 #[cfg(test)]
 mod tests {
-    use pagewise_model::evidence::{CpuWaits, Evidence, Gathered, LeakRecheck};
+    use pagewise_model::evidence::{CpuWaits, Evidence, Gathered, MemoryRecheck};
     use pagewise_model::heap_graph::LeakGroup;
     use pagewise_model::heap_sample::HeapSample;
     use pagewise_model::report::CellValue;
@@ -956,7 +954,7 @@ mod tests {
     }
 
     fn with_recheck(mut made: Evidence, changed: u64) -> Evidence {
-        let recheck = LeakRecheck { parts: 256, changed, after_ns: 1_000_000_000 };
+        let recheck = MemoryRecheck { parts: 256, changed, after_ns: 1_000_000_000 };
         made.leak_recheck = Gathered::Value(recheck);
         made
     }

@@ -1,7 +1,7 @@
 //! Causes: free memory that the heap of malloc keeps, and heaps of language runtimes.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
-use pagewise_model::evidence::{Instrument, ZeroSample};
+use pagewise_model::evidence::{Instrument, MemoryRecheck, ZeroSample};
 use pagewise_model::heap_sample::{BytesEstimate, HeapSample};
 use pagewise_model::report::{CellValue, Fact, Label};
 use pagewise_model::{Bytes, Name, Reading};
@@ -240,9 +240,16 @@ fn trimmable(evidence: &CauseEvidence<'_>) -> Verdict {
     if let Some(verdict) = explained_by_arenas(evidence) {
         return verdict;
     }
-    let amount = lasting(evidence, sample, |sample| sample.trimmable);
+    let used = evidence.all.free_recheck.value().and_then(MemoryRecheck::changed_share);
+    let idle = 1.0 - used.unwrap_or(0.0);
+    let kept = lasting(evidence, sample, |sample| sample.trimmable);
+    let amount = BytesEstimate { low: part_of(kept.low, idle), high: part_of(kept.high, idle) };
     if !is_large(evidence, amount.low) {
-        let line = vec![CellValue::Bytes(amount.high.0), text(" of whole free pages at most")];
+        let mut line = vec![CellValue::Bytes(kept.high.0), text(" of whole free pages at most")];
+        let used = used.filter(|_| is_large(evidence, kept.low)).map(CellValue::Share);
+        line.extend(used.into_iter().flat_map(|used| {
+            [text(", of which the program used "), used, text(" during the observation")]
+        }));
         return Verdict::RuledOut(line);
     }
     if let Some(pinned) = fragmentation(evidence, sample) {
@@ -806,6 +813,20 @@ mod tests {
         let from = |low, high| BytesEstimate { low: Bytes::mib(low), high: Bytes::mib(high) };
         assert!(matches!(with(from(2, 70)), Verdict::Present(_)), "it shows no smaller amount");
         assert!(matches!(with(from(0, 24)), Verdict::RuledOut(_)));
+    }
+
+    #[test]
+    fn free_pages_that_the_program_writes_meanwhile_are_healthy() {
+        let with = |changed| {
+            let mut made = evidence(with_sample(60, 0, 1), with_sample(50, 0, 1));
+            let recheck = MemoryRecheck { parts: 100, changed, after_ns: 10_000_000_000 };
+            made.free_recheck = Gathered::Value(recheck);
+            verdict(&made, "trimmable-heap")
+        };
+        let Verdict::Present(cause) = with(20) else { panic!("most pages are idle") };
+        assert_eq!(cause.cost.bytes, Some(Bytes::mib(40)));
+        let Verdict::RuledOut(line) = with(90) else { panic!("the program uses them") };
+        assert!(line.contains(&CellValue::Share(0.9)), "{line:?}");
     }
 
     #[test]

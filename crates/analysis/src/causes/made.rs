@@ -35,6 +35,7 @@ pub(super) fn evidence(first: Snapshot, last: Snapshot) -> Evidence {
         collector: Gathered::NotNeeded,
         scan: Gathered::NotNeeded,
         leak_recheck: Gathered::NotNeeded,
+        free_recheck: Gathered::NotNeeded,
         heap_samples: Vec::new(),
         faults: Gathered::NotNeeded,
         shootdowns: Gathered::NotNeeded,

@@ -187,7 +187,7 @@ impl<'m> SampledArenas<'m> {
     fn windows(&self, goes_on: &dyn Fn(u64) -> bool) -> WindowSample {
         let counts: Vec<u64> = self.segments.iter().map(|it| windows_of(it, self.page)).collect();
         let population = counts.iter().sum();
-        let mut sample = WindowSample { windows: Vec::new(), population };
+        let mut sample = WindowSample { population, ..WindowSample::default() };
         let mut bytes = WindowBytes::new(self.page);
         for number in spread_order(population) {
             if !goes_on(sample.windows.len() as u64) {
@@ -197,7 +197,9 @@ impl<'m> SampledArenas<'m> {
             let lead = window.start.saturating_sub(LARGE_CHUNK);
             let start = lead.max(page_of(segment.chunks.start, self.page));
             bytes.fill(self.memory, AddrRange { start, end: window.end });
-            sample.windows.push(WindowWalk::new(self, segment, &bytes).settle(window));
+            let (shares, free) = WindowWalk::new(self, segment, &bytes).settle(window);
+            sample.windows.push(shares);
+            sample.free_pages.extend(free);
         }
         sample
     }

@@ -698,6 +698,12 @@ fn a_sample_of_all_windows_is_the_walk_and_one_of_some_contains_it() {
                 let is_inside = estimate.low.0 <= truth + 1 && truth <= estimate.high.0 + 1;
                 assert!(is_inside, "{live} {count}: {truth} {estimate:?}");
             }
+            // The excerpts stand for all pages that certainly contain only free blocks.
+            let released: u64 = found.sample.windows.iter().map(|it| it.trimmable.low).sum();
+            let excerpts = &found.sample.free_pages;
+            let weight: u64 = excerpts.iter().map(|it| it.weight).sum();
+            assert_eq!(weight * PAGE, released, "{live} {count}");
+            assert!(excerpts.iter().all(|it| it.bytes.len() == 256));
             if count == u64::MAX {
                 let unsettled: u64 = found.sample.windows.iter().map(|it| it.unsettled).sum();
                 assert!(unsettled < 100 << 10, "{live}: {unsettled}");

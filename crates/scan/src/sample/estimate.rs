@@ -1,7 +1,7 @@
 //! Estimates from windows at random addresses: shares of resident memory, each with a range.
 
 use pagewise_model::Bytes;
-use pagewise_model::heap_sample::BytesEstimate;
+use pagewise_model::heap_sample::{BytesEstimate, MemoryExcerpt};
 
 /// Number of standard errors on each side of an estimate.
 const ERRORS: f64 = 3.0;
@@ -34,6 +34,8 @@ pub(crate) struct WindowSample {
     pub(crate) windows: Vec<WindowShares>,
     /// Number of all windows of the heap.
     pub(crate) population: u64,
+    /// One free page of each window that has such pages.
+    pub(crate) free_pages: Vec<MemoryExcerpt>,
 }
 
 impl WindowSample {
@@ -158,6 +160,7 @@ mod tests {
             let all = WindowSample {
                 windows: blocks.iter().map(|free| window(*free)).collect(),
                 population: 2000,
+                ..WindowSample::default()
             };
             let exact = all.estimate(resident, free);
             assert!(exact.low.0.abs_diff(truth) <= 1 && exact.high.0.abs_diff(truth) <= 1);
@@ -167,6 +170,7 @@ mod tests {
                     .map(|at| window(blocks[usize::try_from(at).unwrap()]))
                     .collect(),
                 population: 2000,
+                ..WindowSample::default()
             };
             let found = part.estimate(resident, free);
             assert!(found.low.0 <= truth && truth <= found.high.0, "{truth}: {found:?}");
@@ -176,7 +180,11 @@ mod tests {
 
     #[test]
     fn windows_that_show_nothing_leave_room_for_something() {
-        let sample = WindowSample { windows: vec![window(0); 100], population: 10_000 };
+        let sample = WindowSample {
+            windows: vec![window(0); 100],
+            population: 10_000,
+            ..WindowSample::default()
+        };
         let found = sample.estimate(Bytes::gib(1), free);
         assert_eq!(found.low, Bytes::ZERO);
         assert!(found.high >= Bytes::mib(30), "{found:?}");

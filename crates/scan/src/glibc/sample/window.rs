@@ -4,6 +4,7 @@ use pagewise_heaplog::glibc_chunk::{
     self, HEADER, MAPPED, MIN_CHUNK, OTHER_ARENA, PREVIOUS_IN_USE, UNIT,
 };
 use pagewise_model::AddrRange;
+use pagewise_model::heap_sample::MemoryExcerpt;
 
 use super::{SampledArenas, block, page_of};
 use crate::glibc::arena::HeapSegment;
@@ -60,6 +61,16 @@ impl WindowBytes {
     fn is_known(&self, address: u64) -> bool {
         let page = usize::try_from((address - self.range.start) / self.page).unwrap_or(usize::MAX);
         self.known.get(page).is_some_and(|known| *known == self.page)
+    }
+
+    /// Bytes from the middle of the page at `start`, without a weight. The allocator writes its own
+    /// data to the ends of free chunks, so seldom there.
+    fn excerpt(&self, start: u64) -> MemoryExcerpt {
+        const LENGTH: usize = 256;
+        let address = start + self.page / 2;
+        let offset = usize::try_from(address - self.range.start).unwrap_or(usize::MAX);
+        let bytes = self.bytes.get(offset..).unwrap_or_default();
+        MemoryExcerpt { address, bytes: bytes[..bytes.len().min(LENGTH)].to_vec(), weight: 0 }
     }
 
     fn word(&self, address: u64) -> Option<u64> {
@@ -353,8 +364,9 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         false
     }
 
-    /// Determines the use of the window's resident pages.
-    pub(super) fn settle(mut self, window: AddrRange) -> WindowShares {
+    /// Determines the use of the window's resident pages. Also returns an excerpt of a page that
+    /// `malloc_trim` would release; its weight is the number of such pages.
+    pub(super) fn settle(mut self, window: AddrRange) -> (WindowShares, Option<MemoryExcerpt>) {
         let mut tally = PageTally::new(window, self.bytes.page);
         let first = self.first_chunk(window).unwrap_or(window.end);
         // If the known free chunks are incomplete, a large free chunk may precede the first chunk.
@@ -365,13 +377,17 @@ impl<'w, 'm> WindowWalk<'w, 'm> {
         }
         self.walk(first, window, &mut tally);
         let mut shares = WindowShares::default();
+        let mut free: Option<MemoryExcerpt> = None;
         let step = usize::try_from(self.bytes.page).unwrap_or(usize::MAX);
         for (page, at) in tally.pages.iter().zip((window.start..).step_by(step)) {
             if self.bytes.is_known(at) {
                 page.add_to(&mut shares, self.bytes.page);
+                if page.is_released {
+                    free.get_or_insert_with(|| self.bytes.excerpt(at)).weight += 1;
+                }
             }
         }
-        shares
+        (shares, free)
     }
 
     fn walk(&mut self, first: u64, window: AddrRange, tally: &mut PageTally) {
