@@ -55,9 +55,9 @@ pub struct Evidence {
     pub collector: Gathered<Vec<CollectorPoint>>,
     /// Scan of the heap, with the reachability of its blocks.
     pub scan: Gathered<Box<HeapScan>>,
-    /// Leaked blocks of the scan that were read again later. A program cannot change a block that it
-    /// has lost. Changed blocks show that it finds them without pointers, for example by offsets or
-    /// encoded addresses, or that it used them during the scan.
+    /// Leaked blocks of the scan that were read again later. A program cannot change a block that
+    /// it has lost. Changed blocks show that it finds them without pointers, for example by offsets
+    /// or encoded addresses, or that it used them during the scan.
     #[serde(default)]
     pub leak_recheck: Gathered<MemoryRecheck>,
     /// Free pages of the first heap sample that were read again at the end of the observation.

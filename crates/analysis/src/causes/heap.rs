@@ -98,8 +98,8 @@ fn lasting(
     let now = amount(sample);
     let first = evidence.all.first.heap_sample.as_ref().map(amount);
     let at_ends = first.map_or(now, |first| if first.low < now.low { first } else { now });
-    // The samples in between are less exact: their lower bounds do not show a smaller amount, so the
-    // middle of the bounds is used.
+    // The samples in between are less exact: their lower bounds do not show a smaller amount, so
+    // the middle of the bounds is used.
     let between = evidence
         .all
         .heap_samples
