@@ -438,9 +438,7 @@ impl<'a> Diagnosis<'a> {
             return Gathered::NotNeeded;
         }
         let (root, first, after) = (self.root, &self.first, nanoseconds(self.began.elapsed()));
-        self.meter.measure(Instrument::Snapshot, || {
-            (Gathered::from(recheck(root, first, &pages, after)), Duration::ZERO)
-        })
+        self.meter.measure(Instrument::Snapshot, || with_pause(recheck(root, first, &pages, after)))
     }
 
     /// Reads some of the leaked blocks again, as long after the scan as the recording of allocation
@@ -460,8 +458,7 @@ impl<'a> Diagnosis<'a> {
         }
         let (root, first) = (self.root, &self.first);
         self.meter.measure(Instrument::HeapScan, || {
-            let found = recheck(root, first, leaked, nanoseconds(scanned.elapsed()));
-            (Gathered::from(found), Duration::ZERO)
+            with_pause(recheck(root, first, leaked, nanoseconds(scanned.elapsed())))
         })
     }
 
@@ -529,6 +526,14 @@ impl<'a> Diagnosis<'a> {
                 }
             }
         })
+    }
+}
+
+/// Separates the longest pause of the process from a result.
+fn with_pause<T>(found: Reading<(T, Duration)>) -> (Gathered<T>, Duration) {
+    match found {
+        Ok((value, pause)) => (Gathered::Value(value), pause),
+        Err(why) => (Gathered::Missing(why), Duration::ZERO),
     }
 }
 

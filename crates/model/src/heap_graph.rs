@@ -133,6 +133,12 @@ fn without_stack() -> Reading<Vec<Frame>> {
     Err(not_recorded())
 }
 
+/// Minimum number of blocks of a leak that counts as a container which the program still uses.
+/// Objects that leak one by one own fewer blocks, and a leaked container cannot grow. The scan
+/// missed the pointer to such a container, because the pointer changed while the memory of the
+/// running process was copied.
+pub const CONTAINER_BLOCKS: u64 = 500;
+
 /// Leaks whose first blocks have the same size, type and call stack, with all blocks that are
 /// reachable only from these first blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,5 +1,6 @@
 //! Leaked blocks to be read again later. A program cannot change a block that it has lost.
 
+use pagewise_model::heap_graph::CONTAINER_BLOCKS;
 use pagewise_model::heap_sample::MemoryExcerpt;
 
 use crate::blocks::BlockTable;
@@ -10,12 +11,9 @@ use crate::memory::Memory;
 const PARTS: u64 = 256;
 /// Maximum number of leading bytes of a block that are compared.
 const COMPARED: u64 = 256;
-/// Maximum number of blocks of a leak. A larger leak may be a container that the program uses: the
-/// scan of a running process can miss the pointer to it.
-const MAX_BLOCKS: u64 = 500;
 
 /// Chooses heads of leaks in proportion to the bytes of their leaks, with their contents. Returns
-/// none if most leaked bytes are in leaks of more than [`MAX_BLOCKS`] blocks.
+/// none if most leaked bytes are in leaks of [`CONTAINER_BLOCKS`] or more blocks.
 pub(crate) fn leak_sample(
     memory: &dyn Memory,
     blocks: &BlockTable,
@@ -23,7 +21,7 @@ pub(crate) fn leak_sample(
 ) -> Vec<MemoryExcerpt> {
     let mut sample = Vec::new();
     let (mut sum, mut part) = (0_u64, 0_u64);
-    let is_small = |leak: &&HeapLeak| leak.blocks < MAX_BLOCKS;
+    let is_small = |leak: &&HeapLeak| leak.blocks < CONTAINER_BLOCKS;
     let all: u64 = leaks.leaks.iter().filter(is_small).map(|leak| leak.bytes).sum();
     if all < leaks.bytes / 2 {
         return sample;

@@ -1,5 +1,7 @@
 //! Excerpts of a running process that are read a second time, to see if the process changed them.
 
+use std::time::Duration;
+
 use pagewise_model::evidence::MemoryRecheck;
 use pagewise_model::heap_sample::MemoryExcerpt;
 use pagewise_model::{Absent, Reading, Snapshot};
@@ -9,6 +11,7 @@ use crate::running::RunningMemory;
 
 /// Reads excerpts of the running process again, and counts the changed ones. `snapshot` describes
 /// the process at an earlier time. `after_ns` is the time since the first reading in nanoseconds.
+/// Also returns the longest system call that may have held the process's mmap lock.
 ///
 /// # Errors
 /// The reason why the memory of the process cannot be read.
@@ -17,11 +20,13 @@ pub fn recheck(
     snapshot: &Snapshot,
     excerpts: &[MemoryExcerpt],
     after_ns: u64,
-) -> Reading<MemoryRecheck> {
+) -> Reading<(MemoryRecheck, Duration)> {
     let pid = snapshot.process.pid;
     let memory = RunningMemory::open(root, pid, snapshot.provenance.page_size, &[])
         .map_err(|error| Absent::NotSupported(format!("its memory: {error}").into()))?;
-    Ok(count_changed(&|address, into| memory.read_present(address, into), excerpts, after_ns))
+    let read = |address: u64, into: &mut [u8]| memory.read_present(address, into);
+    let found = count_changed(&read, excerpts, after_ns);
+    Ok((found, Duration::from_nanos(memory.longest_call_ns())))
 }
 
 /// Reads bytes at an address. Returns false if they cannot be read.

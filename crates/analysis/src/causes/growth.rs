@@ -3,7 +3,7 @@
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Verdict};
 use pagewise_model::evidence::Instrument;
 use pagewise_model::faults::{FaultKind, FaultMapping, FaultRow};
-use pagewise_model::heap_graph::{HeapGraph, RetainingRoot, RootKind};
+use pagewise_model::heap_graph::{CONTAINER_BLOCKS, HeapGraph, RetainingRoot, RootKind};
 use pagewise_model::heap_sample::BytesEstimate;
 use pagewise_model::heap_scan::{HeapScan, LiveAmount};
 use pagewise_model::machine::ProcessMoment;
@@ -261,12 +261,6 @@ pub(super) fn graph<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a HeapGraph> {
     evidence.all.scan.value().and_then(|scan| scan.graph.as_ref())
 }
 
-/// Minimum average number of blocks per leak for which the leaks count as containers that the
-/// program still uses. Objects that leak one by one own fewer blocks, and a leaked container cannot
-/// grow. The scan missed the pointer to such a container, because the pointer changed while the
-/// memory of the running process was copied.
-const MANY_BEHIND_A_BLOCK: u64 = 500;
-
 /// Maximum number of blocks to which only registers of a thread point: the six callee-saved
 /// registers and two other registers.
 const BLOCKS_IN_REGISTERS: u64 = 8;
@@ -328,7 +322,7 @@ fn without_registers(evidence: &CauseEvidence<'_>, graph: &HeapGraph) -> LiveAmo
     let mut left = graph.leaked;
     let mut groups: Vec<_> = graph.leaks.iter().filter(|group| group.leaks > 0).collect();
     groups.retain(|group| {
-        let is_container = group.blocks / group.leaks >= MANY_BEHIND_A_BLOCK;
+        let is_container = group.blocks / group.leaks >= CONTAINER_BLOCKS;
         if is_container {
             left.bytes = left.bytes.saturating_sub(group.bytes);
             left.blocks = left.blocks.saturating_sub(group.blocks);

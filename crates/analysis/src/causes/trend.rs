@@ -66,6 +66,11 @@ fn private(point: &ActivityPoint) -> Bytes {
     anonymous + point.swap.clone().unwrap_or_default()
 }
 
+/// Private memory at each reading, in bytes.
+fn private_values(evidence: &CauseEvidence<'_>) -> Vec<f64> {
+    evidence.all.activity.iter().map(|point| float(private(point).0)).collect()
+}
+
 /// Judges the development of the private memory during the observation.
 pub(super) fn trend(evidence: &CauseEvidence<'_>) -> MemoryTrend {
     let points = &evidence.all.activity;
@@ -75,7 +80,7 @@ pub(super) fn trend(evidence: &CauseEvidence<'_>) -> MemoryTrend {
     if points.len() <= 2 * PARTS {
         return MemoryTrend::Unknown;
     }
-    let values: Vec<f64> = points.iter().map(|point| float(private(point).0)).collect();
+    let values = private_values(evidence);
     match steady_growth_of(&values, seconds) {
         Some(growth) => MemoryTrend::Steady(growth),
         None => MemoryTrend::Bounded(whole(values[values.len() - 1] - values[0]), seconds),
@@ -85,31 +90,28 @@ pub(super) fn trend(evidence: &CauseEvidence<'_>) -> MemoryTrend {
 /// Returns the growth of the private memory if it is steady but too small for
 /// [`MemoryTrend::Steady`].
 pub(super) fn slow_growth(evidence: &CauseEvidence<'_>) -> Option<SteadyGrowth> {
-    let values: Vec<f64> =
-        evidence.all.activity.iter().map(|point| float(private(point).0)).collect();
-    let seconds = evidence.seconds().filter(|it| *it >= MIN_SECONDS)?;
-    let change = values.last()? - values.first()?;
-    let is_slow = values.len() > 2 * PARTS
-        && (float(MIN_SLOW_GROWTH.0)..float(MIN_GROWTH.0)).contains(&change)
-        && change / seconds >= MIN_RATE
-        && is_steady(&values);
-    is_slow.then(|| SteadyGrowth { bytes: Bytes(whole(change).unsigned_abs()), seconds })
+    let values = private_values(evidence);
+    let growth = steady_growth_from(&values, evidence.seconds()?, MIN_SLOW_GROWTH);
+    growth.filter(|growth| values.len() > 2 * PARTS && growth.bytes < MIN_GROWTH)
 }
 
 /// Returns the growth of the private memory if it grows in a few large steps.
 pub(super) fn stepped_growth(evidence: &CauseEvidence<'_>) -> Option<SteadyGrowth> {
-    let values: Vec<f64> =
-        evidence.all.activity.iter().map(|point| float(private(point).0)).collect();
-    stepped_growth_of(&values, evidence.seconds()?)
+    stepped_growth_of(&private_values(evidence), evidence.seconds()?)
 }
 
 /// Returns the growth of a size if it is steady. Requires readings at equal intervals.
 pub(super) fn steady_growth_of(values: &[f64], seconds: f64) -> Option<SteadyGrowth> {
+    steady_growth_from(values, seconds, MIN_GROWTH)
+}
+
+/// Returns the growth of a size if it is steady and at least `least`.
+fn steady_growth_from(values: &[f64], seconds: f64, least: Bytes) -> Option<SteadyGrowth> {
     if values.len() <= PARTS || seconds < MIN_SECONDS {
         return None;
     }
     let change = values[values.len() - 1] - values[0];
-    let is_large = change >= float(MIN_GROWTH.0) && change / seconds >= MIN_RATE;
+    let is_large = change >= float(least.0) && change / seconds >= MIN_RATE;
     let bytes = Bytes(whole(change).unsigned_abs());
     (is_large && is_steady(values)).then_some(SteadyGrowth { bytes, seconds })
 }
