@@ -24,6 +24,7 @@ pub const NAMES: &[&str] = &[
     "mappings",
     "mappings-growth",
     "deleted-files",
+    "removed-files",
     "writable-code",
     "minor-faults",
     "major-faults",
@@ -110,6 +111,7 @@ fn level(name: &str, running: &Running) -> Result<f64> {
         "page-tables" => status(running, "VmPTE"),
         "mappings" | "mappings-growth" => maps(running, |_| true),
         "deleted-files" => maps(running, |line| line.ends_with(" (deleted)")),
+        "removed-files" => removed_files(running),
         "writable-code" => maps(running, |line| line.contains(" rwx")),
         "minor-faults" => ticks(running, &[10]),
         "major-faults" => ticks(running, &[12]),
@@ -179,6 +181,17 @@ fn removed_cgroups() -> Result<f64> {
         folders.extend(entries.map(|entry| entry.path()).filter(|path| path.is_dir()));
     }
     Ok(count - present)
+}
+
+/// Returns the number of descriptors of removed files.
+fn removed_files(running: &Running) -> Result<f64> {
+    let path = format!("/proc/{}/fd", running.pid);
+    let links = fs::read_dir(&path).context(path)?.flatten();
+    let targets = links.filter_map(|link| fs::read_link(link.path()).ok());
+    let is_removed = |target: &std::path::PathBuf| {
+        target.as_os_str().as_encoded_bytes().ends_with(b" (deleted)")
+    };
+    Ok(targets.filter(is_removed).count() as f64)
 }
 
 fn maps(running: &Running, is_counted: impl Fn(&str) -> bool) -> Result<f64> {

@@ -36,8 +36,8 @@ pub struct Evidence {
     pub machine: [MachinePoint; 2],
     /// The other processes with the most memory, largest first.
     pub others: Vec<OtherProcess>,
-    /// Files in memory (tmpfs, memfd, System V) that the process has open or created, largest
-    /// first.
+    /// Files in memory (tmpfs, memfd, System V) that the process has open or created, and removed
+    /// files on disks that it has open, largest first.
     #[serde(default)]
     pub memory_files: Vec<MemoryFile>,
     /// The memory cgroup of the process.
@@ -179,6 +179,10 @@ pub struct CollectorPoint {
     /// Number of classes that are loaded, if the runtime counts them.
     #[serde(default)]
     pub classes: Option<u64>,
+    /// Number of full collections since the process began: those that free all garbage of the old
+    /// generation. `None` if the runtime does not count them.
+    #[serde(default)]
+    pub full: Option<u64>,
 }
 
 /// Result of an instrument.
@@ -455,14 +459,15 @@ pub struct OtherProcess {
     pub same_cgroup: bool,
 }
 
-/// Files in memory with the same name: on tmpfs, of `memfd_create`, or System V segments.
+/// Files in memory with the same name: on tmpfs, of `memfd_create`, or System V segments. Also
+/// removed files on a disk, whose pages are in the page cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryFile {
     /// Path of the file, or the common name of the files.
     pub name: Name,
-    /// Allocated memory at the beginning of the diagnosis.
+    /// Allocated memory, or disk space of removed files, at the beginning of the diagnosis.
     pub before: Bytes,
-    /// Allocated memory at the end of the diagnosis.
+    /// Allocated memory, or disk space of removed files, at the end of the diagnosis.
     pub after: Bytes,
     /// Number of files at the end of the diagnosis.
     pub count: u64,
@@ -470,6 +475,9 @@ pub struct MemoryFile {
     /// allocated.
     #[serde(default)]
     pub is_closed: bool,
+    /// True if the files are on a disk and were removed: an open descriptor keeps them allocated.
+    #[serde(default)]
+    pub is_removed: bool,
 }
 
 /// A memory cgroup at the beginning and at the end of a diagnosis.

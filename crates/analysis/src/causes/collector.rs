@@ -46,6 +46,9 @@ pub(super) enum CollectedGrowth {
     Survivors(SteadyGrowth, SurvivalProof),
     /// The counters show only garbage. The value is the report's line that excludes the cause.
     Garbage(Vec<CellValue>),
+    /// The old generation grows, and no full collection happened meanwhile. Earlier full
+    /// collections freed garbage of the old generation, so the growth may be garbage.
+    BeforeFullCollection,
     /// The counters do not show whether the growth is garbage.
     Unknown,
 }
@@ -55,6 +58,9 @@ pub(super) enum CollectedGrowth {
 pub(super) enum SurvivalProof {
     /// This number of collections during the observation did not free the growth.
     Collections(u64),
+    /// The old generation was larger after each of this number of full collections than after the
+    /// previous one.
+    FullCollections(u64),
     /// This number of collections since the start of the program has set the size of the heap.
     SinceStart(u64),
     /// The growth is in the old generation. The number of collections is unknown.
@@ -77,6 +83,11 @@ impl SurvivalProof {
                     text(" garbage collections meanwhile did not free them"),
                 ]
             }
+            SurvivalProof::FullCollections(count) => vec![
+                text("after each of "),
+                CellValue::Count(count),
+                text(" full garbage collections meanwhile, they were more"),
+            ],
             SurvivalProof::SinceStart(count) => vec![
                 text("they survive garbage collections, of which there were "),
                 CellValue::Count(count),
@@ -149,8 +160,15 @@ fn of_old_generation(
     let growth = old_growth(points).or_else(|| rising(evidence, points)).filter(|growth| {
         old >= MIN_OLD && growth.bytes.fraction_of(old).is_some_and(|share| share >= least)
     });
+    let full = FullCollections::of(points);
+    if let Some(growth) = full.growth {
+        return CollectedGrowth::Survivors(growth, SurvivalProof::FullCollections(full.during));
+    }
     match (growth, during) {
         (_, Some(0)) => CollectedGrowth::Unknown,
+        (Some(_), _) if full.during == 0 && full.before >= MIN_FULL => {
+            CollectedGrowth::BeforeFullCollection
+        }
         (Some(growth), Some(count)) => {
             CollectedGrowth::Survivors(growth, SurvivalProof::Collections(count))
         }
@@ -162,6 +180,42 @@ fn of_old_generation(
                 " and does not grow steadily: the objects that survive collections do not become more",
             ),
         ]),
+    }
+}
+
+/// Minimum number of full collections before the observation that shows that the old generation
+/// fills with garbage: a virtual machine may make one at its start.
+const MIN_FULL: u64 = 2;
+
+/// Full collections of the old generation.
+struct FullCollections {
+    before: u64,
+    during: u64,
+    /// Growth of the old generation from the first full collection of the observation to the last
+    /// one; `None` if the old generation was not larger after each of at least two.
+    growth: Option<SteadyGrowth>,
+}
+
+impl FullCollections {
+    fn of(points: &[CollectorPoint]) -> FullCollections {
+        let count = |point: Option<&CollectorPoint>| point.and_then(|it| it.full).unwrap_or(0);
+        let before = count(points.first());
+        let is_first_after = |pair: &&[CollectorPoint]| pair[1].full > pair[0].full;
+        let after: Vec<(u64, Bytes)> = points
+            .windows(2)
+            .filter(is_first_after)
+            .filter_map(|pair| Some((pair[1].at_ns, pair[1].old?)))
+            .collect();
+        let is_rising = after.len() >= 2 && after.windows(2).all(|pair| pair[0].1 < pair[1].1);
+        let growth = after.first().zip(after.last()).filter(|_| is_rising);
+        let growth = growth.filter(|((_, first), (_, last))| {
+            *last >= MIN_OLD && (*last - *first).fraction_of(*last).unwrap_or(0.0) >= MIN_SHARE
+        });
+        let growth = growth.map(|((began, first), (ended, last))| SteadyGrowth {
+            bytes: *last - *first,
+            seconds: float(ended.saturating_sub(*began)) / NS_PER_SECOND,
+        });
+        FullCollections { before, during: count(points.last()).saturating_sub(before), growth }
     }
 }
 
@@ -275,7 +329,8 @@ mod tests {
         let points = (0..10).map(|second| {
             let (collections, old) = point(second);
             let old = old.map(Bytes::mib);
-            CollectorPoint { at_ns: second * 1_000_000_000, collections, old, classes: None }
+            let at_ns = second * 1_000_000_000;
+            CollectorPoint { at_ns, collections, old, ..CollectorPoint::default() }
         });
         made.collector = Gathered::Value(points.collect());
         made
@@ -305,14 +360,43 @@ mod tests {
     }
 
     #[test]
+    fn growth_before_a_full_collection_may_be_garbage() {
+        let with = |full: [u64; 10], old: [u64; 10]| {
+            let at = |second: u64| usize::try_from(second).unwrap();
+            let mut made = growing("/usr/lib/jvm/bin/java", 2, |second| {
+                (Some(20 + second), Some(old[at(second)]))
+            });
+            let mut machine = crate::causes::made::glibc();
+            machine.name = "/usr/lib/jvm/lib/server/libjvm.so".into();
+            for taken in [Some(&mut made.first), last_of(&mut made.last)].into_iter().flatten() {
+                taken.objects.push(machine.clone());
+            }
+            if let Gathered::Value(points) = &mut made.collector {
+                for (point, full) in points.iter_mut().zip(full) {
+                    point.full = Some(full);
+                }
+            }
+            verdict(&made, "foreign-heap")
+        };
+        let rising = [40, 44, 48, 52, 56, 60, 64, 68, 72, 76];
+        assert!(matches!(with([6; 10], rising), Verdict::Unknown(..)));
+        assert!(matches!(with([0; 10], rising), Verdict::Present(_)));
+        // Two full collections of this observation leave more and more objects.
+        let full = [6, 6, 6, 7, 7, 7, 7, 8, 8, 8];
+        let lows = [60, 75, 90, 40, 55, 70, 85, 46, 60, 75];
+        assert!(matches!(with(full, lows), Verdict::Present(_)));
+        let same_lows = [60, 75, 90, 40, 55, 70, 85, 40, 55, 70];
+        assert!(matches!(with(full, same_lows), Verdict::RuledOut(_)));
+    }
+
+    #[test]
     fn few_readings_must_rise_with_the_memory() {
         let with = |mib, old: [u64; 4]| {
             let mut made = growing("/usr/bin/node", mib, |_| (None, Some(0)));
             let at = |(at, old): (u64, u64)| CollectorPoint {
                 at_ns: at * 3_000_000_000,
-                collections: None,
                 old: Some(Bytes::mib(old)),
-                classes: None,
+                ..CollectorPoint::default()
             };
             made.collector = Gathered::Value((0..).zip(old).map(at).collect());
             verdict(&made, "foreign-heap")

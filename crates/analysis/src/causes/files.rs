@@ -15,7 +15,9 @@ use super::signs::{
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text, whole_bytes};
 use crate::explain::{ExplainSubject, fact};
-use crate::findings::snapshot::stale_code;
+use crate::findings::snapshot::{
+    OldVersions, UNMAP_OLD_VERSIONS, old_versions, old_versions_sentence, stale_code,
+};
 
 /// The rows of the table of causes.
 pub(super) const ROWS: &[CauseRow] = &[
@@ -39,10 +41,10 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
     CauseRow {
         id: "stale-files",
-        title: "deleted or replaced libraries",
-        meaning: "The process runs code of files that were replaced or deleted since it started.",
+        title: "deleted or replaced files",
+        meaning: "The process runs code of files that were replaced or deleted since it started, or still maps several old versions of a data file.",
         needs: &[Instrument::Snapshot],
-        excluded_by: "all mapped programs and libraries are the files on disk",
+        excluded_by: "all mapped programs and libraries are the files on disk, and no data file has two deleted versions of together 16 MiB that are still mapped for reading",
         source: "proc_pid_maps(5), (deleted)",
         rule: stale_files,
     },
@@ -290,7 +292,8 @@ fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     let seconds = evidence.seconds()?;
     let growth = |file: &MemoryFile| file.after.0.saturating_sub(file.before.0);
     let files = evidence.all.memory_files.iter();
-    let own = files.filter(|file| !file.is_closed || fills(evidence, file));
+    let in_memory = files.filter(|file| !file.is_removed);
+    let own = in_memory.filter(|file| !file.is_closed || fills(evidence, file));
     let most = own.max_by_key(|file| growth(file))?;
     (float(growth(most)) >= GROWING * seconds).then_some(most)
 }
@@ -461,6 +464,9 @@ fn stale_files(evidence: &CauseEvidence<'_>) -> Verdict {
         return Verdict::Unknown("the mappings could not be read".into(), command.into());
     };
     let Some(stale) = stale_code(subject) else {
+        if let Some(versions) = old_versions(subject) {
+            return versions_cause(evidence, &versions).into();
+        }
         return Verdict::RuledOut(vec![text(
             "all mapped programs and libraries are the files on disk",
         )]);
@@ -495,6 +501,24 @@ fn stale_files(evidence: &CauseEvidence<'_>) -> Verdict {
         false,
     );
     found.into()
+}
+
+fn versions_cause(evidence: &CauseEvidence<'_>, versions: &OldVersions) -> Cause {
+    let object = CauseObject::File(versions.name.clone());
+    let sentence = old_versions_sentence(versions);
+    let mut found = cause("stale-files", object, Confidence::Certain, sentence);
+    let resident = versions.resident.clone().unwrap_or_default();
+    found.cost = CauseCost::of_memory(resident, evidence.resident().unwrap_or_default());
+    found.evidence = vec![
+        bytes_fact("mapped", "mapped", versions.mapped),
+        count_fact("versions", "old versions", versions.count),
+    ];
+    let resident = versions.resident.clone().ok();
+    found.evidence.extend(resident.map(|it| bytes_fact("resident", "resident", it)));
+    found.now =
+        remedy_now("", [text("Restart the process: it then maps the new version alone.")], false);
+    found.code = remedy_code([text(UNMAP_OLD_VERSIONS)]);
+    found
 }
 
 #[cfg(test)]
@@ -546,6 +570,28 @@ mod tests {
     }
 
     #[test]
+    fn old_versions_of_a_mapped_data_file_are_stale() {
+        use crate::sample::{resident, snapshot};
+        let with = |lines: &[&str]| {
+            let mappings = || lines.iter().map(|line| resident(line, 4 << 20)).collect();
+            let made = crate::causes::made::evidence(snapshot(mappings()), snapshot(mappings()));
+            verdict(&made, "stale-files")
+        };
+        let old = "7f0000000000-7f0000a00000 r--s 0 11 /data/geo.db (deleted)";
+        let older = "7f0001000000-7f0001a00000 r--s 0 12 /data/geo.db (deleted)";
+        let new = "7f0002000000-7f0002a00000 r--s 0 13 /data/geo.db";
+        let Verdict::Present(found) = with(&[old, older, new]) else { panic!("two old versions") };
+        assert_eq!(found.object, CauseObject::File("/data/geo.db".into()));
+        assert!(matches!(with(&[old, new]), Verdict::RuledOut(_)), "a reader may still use one");
+        let part = "7f0001000000-7f0001a00000 r--s 0 11 /data/geo.db (deleted)";
+        assert!(matches!(with(&[old, part, new]), Verdict::RuledOut(_)), "one version, two parts");
+        let written = "7f0001000000-7f0001a00000 rw-s 0 12 /data/geo.db (deleted)";
+        assert!(matches!(with(&[old, written, new]), Verdict::RuledOut(_)), "a temporary file");
+        let small = "7f0001000000-7f0001100000 r--s 0 12 /data/geo.db (deleted)";
+        assert!(matches!(with(&[old, small, new]), Verdict::RuledOut(_)), "11 MiB");
+    }
+
+    #[test]
     fn a_small_shared_area_that_is_filled_does_not_grow_without_bound() {
         use crate::sample::{resident, snapshot};
         const MIB: u64 = 1 << 20;
@@ -567,6 +613,7 @@ mod tests {
                 after: Bytes::mib(3),
                 count: 1,
                 is_closed: false,
+                is_removed: false,
             }];
             verdict(&made, "shm-growth")
         };
@@ -584,6 +631,7 @@ mod tests {
             after: Bytes::mib(after),
             count: 1,
             is_closed: false,
+            is_removed: false,
         };
         evidence.memory_files = vec![file(10, 18)];
         let Verdict::Present(found) = verdict(&evidence, "shm-growth") else {
@@ -602,6 +650,7 @@ mod tests {
             after: Bytes::mib(20),
             count: 40,
             is_closed: true,
+            is_removed: false,
         };
         let is_present = |filled: &str| {
             let mut evidence = steady(1 << 20);

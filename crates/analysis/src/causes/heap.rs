@@ -433,6 +433,11 @@ fn foreign(evidence: &CauseEvidence<'_>) -> Verdict {
             return buffers_outside(evidence, runtime, memory)
                 .map_or(Verdict::RuledOut(line), Verdict::from);
         }
+        CollectedGrowth::BeforeFullCollection => {
+            let command = format!("pagewise diagnose {} --for 1m", evidence.pid());
+            let why = "the old generation grows, but may hold garbage: full collections freed it before, and none happened meanwhile";
+            return Verdict::Unknown(why.into(), command.into());
+        }
         CollectedGrowth::Unknown => {}
     }
     let located = match growth::located(evidence) {
@@ -978,9 +983,8 @@ mod tests {
             let old = Some(Bytes::mib(4));
             let points = (0..10).map(|second| CollectorPoint {
                 at_ns: second * 1_000_000_000,
-                collections: None,
                 old,
-                classes: None,
+                ..CollectorPoint::default()
             });
             made.collector = Gathered::Value(points.collect());
             made.faults = faults(FaultKind::Anonymous, 300, "[heap]", Quadrant::PrivateAnonymous);
@@ -1006,7 +1010,7 @@ mod tests {
             let mut made = evidence(go(60), go(99));
             made.activity = activity((60..100).map(|mib| mib * MIB));
             let collections = Some(7);
-            let point = |at_ns| CollectorPoint { at_ns, collections, old: None, classes: None };
+            let point = |at_ns| CollectorPoint { at_ns, collections, ..CollectorPoint::default() };
             made.collector = Gathered::Value(vec![point(0), point(9_000_000_000)]);
             made.faults = faults(FaultKind::Anonymous, 300, "", Quadrant::PrivateAnonymous);
             let Gathered::Value(recording) = &mut made.faults else { panic!("it was made") };
@@ -1072,7 +1076,7 @@ mod tests {
         let mut arrays = small.clone();
         let mut with_old = |mib| {
             let old = Some(Bytes::mib(mib));
-            let point = CollectorPoint { at_ns: 0, collections: None, old, classes: None };
+            let point = CollectorPoint { old, ..CollectorPoint::default() };
             arrays.collector = Gathered::Value(vec![point]);
             sample(&mut arrays, 900)
         };

@@ -1,7 +1,7 @@
 //! Causes: too little memory for the process, its cgroup or the machine.
 
 use pagewise_model::cause::{Cause, CauseCost, CauseObject, Confidence, Remedy, Verdict};
-use pagewise_model::evidence::{CgroupActivity, CgroupPoint, Instrument, OtherProcess};
+use pagewise_model::evidence::{CgroupActivity, CgroupPoint, Instrument, MemoryFile, OtherProcess};
 use pagewise_model::report::CellValue;
 use pagewise_model::{Backing, Bytes, Mapping};
 
@@ -47,10 +47,10 @@ pub(super) const ROWS: &[CauseRow] = &[
     },
     CauseRow {
         id: "page-cache-charged",
-        title: "page cache of the cgroup",
-        meaning: "The charged memory of the cgroup grows by page cache or slab, which the kernel can reclaim.",
+        title: "page cache",
+        meaning: "The charged memory of the cgroup grows by page cache or slab, which the kernel can reclaim, or removed files that the process keeps open fill the page cache and the disk.",
         needs: &[Instrument::Activity],
-        excluded_by: "the cgroup has no limit, the charged page cache does not grow, private memory grows as fast, or other processes of the cgroup fill the page cache",
+        excluded_by: "no removed files that grow, and one of: the cgroup has no limit, the charged page cache does not grow, private memory grows as fast, or other processes of the cgroup fill the page cache",
         source: "Documentation/admin-guide/cgroup-v2.rst, memory.stat",
         rule: page_cache_charged,
     },
@@ -416,6 +416,9 @@ const MOSTLY_CACHE: f64 = 0.8;
 const OWN_PART: f64 = 0.25;
 
 fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
+    if let Some(file) = growing_removed_file(evidence) {
+        return removed_file_cause(evidence, file).into();
+    }
     let activity = match &evidence.all.cgroup {
         Ok(activity) => activity,
         Err(absent) => {
@@ -455,6 +458,58 @@ fn page_cache_charged(evidence: &CauseEvidence<'_>) -> Verdict {
         ]);
     }
     cache_cause(evidence, activity, &growth).into()
+}
+
+/// Minimum growth in bytes per second of removed files that is trouble.
+const REMOVED_GROWTH: f64 = 256.0 * 1024.0;
+/// Minimum size of removed files at the beginning of the observation.
+const MIN_REMOVED: Bytes = Bytes::mib(16);
+
+/// Returns the largest group of removed files that grows. A temporary file that doubles within the
+/// observation belongs to a task that has just begun, such as a sort.
+fn growing_removed_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
+    let seconds = evidence.seconds()?;
+    let is_growing = |file: &&MemoryFile| {
+        let growth = file.after.0.saturating_sub(file.before.0);
+        float(growth) >= REMOVED_GROWTH * seconds && growth <= file.before.0
+    };
+    let removed = evidence.all.memory_files.iter().filter(|file| file.is_removed);
+    removed.filter(|file| file.before >= MIN_REMOVED).find(is_growing)
+}
+
+fn removed_file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
+    let growth = float(file.after.0.saturating_sub(file.before.0));
+    let per_second = whole_bytes(growth / evidence.seconds().unwrap_or(1.0).max(0.001));
+    let sentence = vec![
+        text("The process keeps removed files open that grow by "),
+        bytes(per_second),
+        text(" per second ("),
+        CellValue::Count(file.count),
+        text(" of the name "),
+        CellValue::Name(file.name.clone()),
+        text(", N stands for numbers): they keep disk space and fill the page cache."),
+    ];
+    let next = format!("ls -l /proc/{}/fd", evidence.pid());
+    let object = CauseObject::File(file.name.clone());
+    let mut found = cause("page-cache-charged", object, Confidence::Likely(next.into()), sentence);
+    let resident = evidence.resident().unwrap_or_default();
+    let share = CauseCost::of_memory(file.after, resident + file.after);
+    found.cost = CauseCost { memory_share: share.memory_share * 0.3, ..share };
+    found.evidence = vec![
+        bytes_fact("growth_per_s", "growth per second", per_second),
+        bytes_fact("size", "size", file.after),
+        count_fact("files", "removed files of that name", file.count),
+    ];
+    found.now = remedy_now(
+        "",
+        [text("Restart the process: the disk space is free when no process has the files open.")],
+        false,
+    );
+    found.code = remedy_code([text(
+        "Close each temporary file after its last use, and bound how many are kept. If the file is a log, reopen it after it was \
+         rotated.",
+    )]);
+    found
 }
 
 /// Growth of two parts of a cgroup's charge in bytes per second; `usage` and `cached` are sizes at
@@ -738,6 +793,27 @@ mod tests {
         assert!(is_ruled_out(&evidence, "page-cache-charged"));
         evidence.cgroup = grown(stat(4 * MIB, 40 * MIB), stat(40 * MIB, 76 * MIB));
         assert!(is_ruled_out(&evidence, "page-cache-charged"));
+    }
+
+    #[test]
+    fn removed_files_that_grow_fill_the_page_cache() {
+        let with = |before: u64, after: u64, is_removed| {
+            let mut evidence = steady(4 * MIB);
+            evidence.memory_files = vec![MemoryFile {
+                name: "/var/tmp/spool-N.bin".into(),
+                before: Bytes::mib(before),
+                after: Bytes::mib(after),
+                count: 70,
+                is_closed: false,
+                is_removed,
+            }];
+            verdict(&evidence, "page-cache-charged")
+        };
+        let Verdict::Present(found) = with(60, 76, true) else { panic!("they grow") };
+        assert_eq!(found.object, CauseObject::File("/var/tmp/spool-N.bin".into()));
+        assert!(!matches!(with(60, 60, true), Verdict::Present(_)));
+        assert!(!matches!(with(20, 76, true), Verdict::Present(_)), "a task that has just begun");
+        assert!(!matches!(with(60, 76, false), Verdict::Present(_)), "files on tmpfs");
     }
 
     #[test]

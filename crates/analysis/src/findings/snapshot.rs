@@ -1,8 +1,10 @@
 //! Findings about the uses of a process's memory.
 
+use std::collections::{BTreeMap, HashSet};
+
 use pagewise_model::object::OnDisk;
 use pagewise_model::report::{CellValue, Finding, Severity};
-use pagewise_model::{Backing, Bytes, Mapping, Name, Sharing, SmapsCounter};
+use pagewise_model::{Backing, Bytes, Mapping, Name, Reading, Sharing, SmapsCounter};
 
 use super::{FindingRule, bytes, command, fact, finding, size};
 use crate::cells::text;
@@ -16,6 +18,7 @@ pub(super) const RULES: &[FindingRule] = &[
     FindingRule::Snapshot(swapped),
     FindingRule::Snapshot(writable_code),
     FindingRule::Snapshot(stale_files),
+    FindingRule::Snapshot(old_versions_of_a_file),
     FindingRule::Snapshot(many_arenas),
     FindingRule::Snapshot(page_tables),
     FindingRule::Snapshot(huge_page_bloat),
@@ -212,15 +215,17 @@ pub(crate) struct StaleCode {
     pub(crate) reserved: Bytes,
 }
 
+fn is_code(kind: PoolKind) -> bool {
+    matches!(kind, PoolKind::Library | PoolKind::Program | PoolKind::ProgramText)
+}
+
 /// Finds code of a process that differs from the files on disk; `None` if all code matches.
 pub(crate) fn stale_code(subject: &ExplainSubject<'_>) -> Option<StaleCode> {
     let stale = |object: &&pagewise_model::object::ElfObject| {
         matches!(object.on_disk, Ok(OnDisk::Replaced | OnDisk::Missing))
     };
-    let stale: std::collections::HashSet<_> =
+    let stale: HashSet<_> =
         subject.snapshot.objects.iter().filter(stale).map(|o| (o.device, o.inode)).collect();
-    let is_code =
-        |kind| matches!(kind, PoolKind::Library | PoolKind::Program | PoolKind::ProgramText);
     let (mut names, mut reserved) = (Vec::<Name>::new(), Bytes::ZERO);
     for (index, mapping) in subject.mappings.iter().enumerate() {
         let known = stale.contains(&(mapping.device, mapping.inode));
@@ -267,6 +272,81 @@ fn stale_files(subject: &ExplainSubject<'_>) -> Option<Finding> {
         vec![text("Restart it to run the new code and to free the old files' disk space.")],
     ))
 }
+
+/// Versions of one data file that were deleted or replaced, and that the process still maps.
+pub(crate) struct OldVersions {
+    /// Path of the file.
+    pub(crate) name: Name,
+    /// Number of deleted versions.
+    pub(crate) count: u64,
+    /// Address space of their mappings.
+    pub(crate) mapped: Bytes,
+    /// Their resident pages.
+    pub(crate) resident: Reading<Bytes>,
+}
+
+/// Minimum number of deleted versions of one file that are trouble: a program that replaces a file
+/// keeps the old version until its last reader has finished.
+const MIN_VERSIONS: usize = 2;
+/// Minimum address space of deleted versions that is trouble.
+const MIN_OF_VERSIONS: Bytes = Bytes::mib(16);
+
+/// Finds the data file with most address space in mappings of deleted versions. Ignores files that
+/// are mapped for writing: programs delete their temporary files on purpose.
+pub(crate) fn old_versions(subject: &ExplainSubject<'_>) -> Option<OldVersions> {
+    let mut files: BTreeMap<&[u8], Vec<&Mapping>> = BTreeMap::new();
+    for (index, mapping) in subject.mappings.iter().enumerate() {
+        let is_data = mapping.backing() == Backing::File && mapping.is_deleted();
+        if is_data && !is_code(subject.pools.pool_of(index).kind) {
+            files.entry(mapping.path()).or_default().push(mapping);
+        }
+    }
+    let versions = files.into_values().filter_map(|mappings| {
+        let is_temporary = mappings.iter().any(|it| it.prot.write || it.prot.exec);
+        let inodes: HashSet<_> = mappings.iter().map(|it| (it.device, it.inode)).collect();
+        let mapped: Bytes = mappings.iter().map(|mapping| mapping.size()).sum();
+        let is_much = inodes.len() >= MIN_VERSIONS && mapped >= MIN_OF_VERSIONS;
+        (is_much && !is_temporary).then(|| OldVersions {
+            name: Name::new(mappings[0].path()),
+            count: inodes.len() as u64,
+            mapped,
+            resident: mappings.iter().map(|mapping| mapping.rss()).sum(),
+        })
+    });
+    versions.max_by_key(|versions| versions.mapped)
+}
+
+/// The sentence about old versions of a file, without its end.
+pub(crate) fn old_versions_sentence(versions: &OldVersions) -> Vec<CellValue> {
+    vec![
+        text("The process still maps "),
+        CellValue::Count(versions.count),
+        text(" old versions of "),
+        CellValue::Name(versions.name.clone()),
+        text(", which were deleted or replaced: "),
+        CellValue::Bytes(versions.mapped.0),
+        text(" of files stay on the disk and may stay in the page cache until they are unmapped."),
+    ]
+}
+
+fn old_versions_of_a_file(subject: &ExplainSubject<'_>) -> Option<Finding> {
+    let versions = old_versions(subject)?;
+    let sentence = old_versions_sentence(&versions);
+    Some(finding(
+        "stale-files",
+        Severity::Warning,
+        sentence,
+        [
+            size("mapped", "mapped", versions.mapped),
+            fact("versions", "old versions", CellValue::Count(versions.count), ""),
+        ],
+        vec![text(UNMAP_OLD_VERSIONS)],
+    ))
+}
+
+/// Advice about old versions of a file.
+pub(crate) const UNMAP_OLD_VERSIONS: &str =
+    "Unmap the old version (munmap) after its last reader has changed to the new one.";
 
 /// Minimum number of 64 MiB heaps of arenas for a finding. A server with eight worker threads
 /// normally has eight.

@@ -14,6 +14,8 @@ const MAX_ENTRIES: u32 = 5000;
 const LOADED: [&[u8]; 2] = [b"java.cls.loadedClasses", b"java.cls.sharedLoadedClasses"];
 /// Names of the numbers of unloaded classes, from the same two origins as in [`LOADED`].
 const UNLOADED: [&[u8]; 2] = [b"java.cls.unloadedClasses", b"java.cls.sharedUnloadedClasses"];
+/// Name of the number of full collections of the collectors Serial, Parallel and G1.
+const FULL: &[u8] = b"sun.gc.collector.1.invocations";
 /// Type code of an entry with 64-bit integers.
 const LONG: u8 = b'J';
 
@@ -32,15 +34,16 @@ pub(super) fn is_loaded(snapshot: &Snapshot) -> bool {
     snapshot.objects.iter().any(|object| object.name.base() == b"libjvm.so")
 }
 
-/// Reads the number of collections by all collectors, the used bytes of the old generation, and the
-/// number of loaded classes. `None` if the file has an unknown form or no number of collections.
+/// Reads the number of collections by all collectors, the number of full collections, the used
+/// bytes of the old generation, and the number of loaded classes. `None` if the file has an unknown
+/// form or no number of collections.
 pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
     // The fourth byte after the magic number is 1 as soon as the counters are valid.
     let is_little = file.get(4) == Some(&1);
     if file.get(..4) != Some(&MAGIC) || !is_little || file.get(7) != Some(&1) {
         return None;
     }
-    let (mut collections, mut old) = (None, None);
+    let (mut collections, mut full, mut old) = (None, None, None);
     let (mut loaded, mut unloaded) = (None, 0_u64);
     let mut at = number(file, 24)?;
     for _ in 0..number(file, 28)?.min(MAX_ENTRIES) {
@@ -50,6 +53,7 @@ pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
                 name.starts_with(b"sun.gc.collector.") && name.ends_with(b".invocations");
             if is_count {
                 collections = Some(collections.unwrap_or(0_u64).saturating_add(value));
+                full = if name == FULL { Some(value) } else { full };
             } else if name == b"sun.gc.generation.1.space.0.used" {
                 old = Some(Bytes(value));
             } else if LOADED.contains(&name) {
@@ -61,7 +65,7 @@ pub(super) fn point(file: &[u8]) -> Option<CollectorPoint> {
         at = at.checked_add(number(entry, 0)?.max(1))?;
     }
     let classes = loaded.map(|loaded| loaded.saturating_sub(unloaded));
-    collections.map(|count| CollectorPoint { collections: Some(count), old, classes, at_ns: 0 })
+    collections.is_some().then_some(CollectorPoint { at_ns: 0, collections, old, classes, full })
 }
 
 /// Returns the name and the value of an entry with one 64-bit integer; `None` for other entries.
@@ -120,6 +124,7 @@ mod tests {
         ]);
         let found = point(&file).unwrap();
         assert_eq!((found.collections, found.old), (Some(20), Some(Bytes::mib(1))));
+        assert_eq!(found.full, Some(2));
         assert_eq!(found.classes, Some(1270));
         for cut in 0..file.len() {
             // A truncated file causes neither a panic nor a wrong number.

@@ -1,5 +1,6 @@
 //! Files in memory that a process holds open, files of shared memory that it can open, and System V
-//! segments that it created: the mappings of the process may not show this memory.
+//! segments that it created: the mappings of the process may not show this memory. Also removed
+//! files on disks that it holds open, whose pages are in the page cache.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, Metadata};
@@ -28,7 +29,7 @@ const SHARED_MEMORY: &str = "root/dev/shm";
 #[derive(Debug, Default)]
 pub struct MemoryFiles(HashMap<GroupKey, FileGroup>);
 
-/// A group of open files, or of closed files, whose names differ only by numbers.
+/// A group of files of one state whose names differ only by numbers.
 #[derive(Clone, Debug, Default)]
 struct FileGroup {
     /// The name of the file that was added last.
@@ -37,8 +38,19 @@ struct FileGroup {
     count: u64,
 }
 
-/// Key of a group: the name with `N` in place of each number, and true for closed files.
-type GroupKey = (Name, bool);
+/// Reason why a file stays allocated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum FileState {
+    /// A file in memory that the process has open, or a System V segment that it created.
+    Open,
+    /// A file of shared memory that the process does not have open: its path keeps it.
+    Closed,
+    /// A removed file on a disk that the process has open.
+    Removed,
+}
+
+/// Key of a group: the name with `N` in place of each number, and the state.
+type GroupKey = (Name, FileState);
 
 impl MemoryFiles {
     /// Reads the sizes.
@@ -52,8 +64,8 @@ impl MemoryFiles {
         files
     }
 
-    fn add(&mut self, name: &[u8], size: Bytes, is_closed: bool) {
-        let group = self.0.entry((without_numbers(name), is_closed)).or_default();
+    fn add(&mut self, name: &[u8], size: Bytes, state: FileState) {
+        let group = self.0.entry((without_numbers(name), state)).or_default();
         group.last = Name::new(name);
         group.size += size;
         group.count += 1;
@@ -72,9 +84,10 @@ impl MemoryFiles {
             let Ok(file) = fs::metadata(entry.path()) else { continue };
             let is_memory = name.starts_with(b"/memfd:") || on_tmpfs.contains(&device(&file));
             let is_new = known.insert((file.dev(), file.ino()));
-            if file.is_file() && is_memory && is_new {
+            if file.is_file() && is_new && (is_memory || file.nlink() == 0) {
                 let plain = name.strip_suffix(b" (deleted)").unwrap_or(name);
-                self.add(plain, allocated(&file), false);
+                let state = if is_memory { FileState::Open } else { FileState::Removed };
+                self.add(plain, allocated(&file), state);
             }
         }
         known
@@ -98,7 +111,7 @@ impl MemoryFiles {
                 if file.is_dir() && depth < MAX_DEPTH {
                     folders.push((entry.path(), [&path, &b"/"[..]].concat(), depth + 1));
                 } else if file.is_file() && !open.contains(&(file.dev(), file.ino())) {
-                    self.add(&path, allocated(&file), true);
+                    self.add(&path, allocated(&file), FileState::Closed);
                 }
             }
         }
@@ -108,7 +121,7 @@ impl MemoryFiles {
         let Ok(text) = root.machine("sysvipc/shm") else { return };
         for (creator, size) in segments(&text) {
             if creator == u64::from(pid.0) {
-                self.add(SEGMENTS, size, false);
+                self.add(SEGMENTS, size, FileState::Open);
             }
         }
     }
@@ -119,13 +132,14 @@ impl MemoryFiles {
     pub fn since(self, before: &MemoryFiles) -> Vec<MemoryFile> {
         let file = |(key, group): (GroupKey, FileGroup)| {
             let earlier = before.0.get(&key);
-            let (group_name, is_closed) = key;
+            let (group_name, state) = key;
             let FileGroup { last, size: after, count } = group;
+            let (is_closed, is_removed) = (state == FileState::Closed, state == FileState::Removed);
             let is_single = count == 1 && !is_closed && !last.as_bytes().starts_with(b"/memfd:");
             let has_same_name = earlier.is_none_or(|it| it.count == 1 && it.last == last);
             let name = if is_single && has_same_name { last } else { group_name };
             let before = earlier.map_or(Bytes::ZERO, |group| group.size);
-            MemoryFile { name, before, after, count, is_closed }
+            MemoryFile { name, before, after, count, is_closed, is_removed }
         };
         let mut files: Vec<MemoryFile> = self.0.into_iter().map(file).collect();
         files.sort_by(|a, b| b.after.cmp(&a.after).then_with(|| a.name.cmp(&b.name)));
@@ -192,8 +206,9 @@ mod tests {
     #[test]
     fn files_that_differ_by_a_number_are_one_group() {
         let of = |names: &[&str], is_closed| {
+            let state = if is_closed { FileState::Closed } else { FileState::Open };
             let mut files = MemoryFiles::default();
-            names.iter().for_each(|name| files.add(name.as_bytes(), Bytes(100), is_closed));
+            names.iter().for_each(|name| files.add(name.as_bytes(), Bytes(100), state));
             files
         };
         let found = of(&["/memfd:frame-17"], false).since(&MemoryFiles::default());
@@ -235,5 +250,26 @@ mod tests {
         let name = without_numbers(path.as_bytes());
         let found = closed.iter().find(|file| file.name == name).unwrap();
         assert!(found.after >= Bytes(100_000) && found.is_closed, "{found:?}");
+    }
+    #[test]
+    fn a_removed_file_on_a_disk_is_found_while_it_is_open() {
+        let root = ProcRoot::live();
+        let pid = root.ourselves().expect("/proc is of our pid namespace");
+        let folder = tempfile::tempdir().unwrap();
+        let file = tempfile::tempfile_in(&folder).unwrap();
+        if tmpfs_devices(&root, pid).contains(&device(&file.metadata().unwrap())) {
+            return skip(&Lack::Machine("the temporary folder is on tmpfs"));
+        }
+        let before = MemoryFiles::read(&root, pid);
+        std::io::Write::write_all(&mut &file, &[1; 3_000_000]).unwrap();
+        file.sync_all().unwrap();
+        let files = MemoryFiles::read(&root, pid).since(&before);
+        let folder = without_numbers(folder.path().as_os_str().as_encoded_bytes());
+        let of_test = |name: &Name| {
+            without_numbers(name.as_bytes()).as_bytes().starts_with(folder.as_bytes())
+        };
+        let found = files.iter().find(|it| of_test(&it.name)).unwrap();
+        assert!(found.is_removed && found.count == 1, "{found:?}");
+        assert!(found.after.0 - found.before.0 >= 3_000_000, "{found:?}");
     }
 }
