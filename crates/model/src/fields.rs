@@ -1698,8 +1698,8 @@ fields! {
             "Requests whose end was not recorded, because a CPU ran a program that is not recorded."
             "";
         "sent" "count" ""
-            "Interrupts sent to call a function on another CPU, by tracepoint."
-            "For any function, not only flushes; one ipi_send_cpumask addresses several CPUs.";
+            "Interrupts sent from one CPU to others, by tracepoint."
+            "For any purpose, not only flushes: function calls, since Linux 6.4 also rescheduling; one ipi_send_cpumask addresses several CPUs.";
         "ipis_sent" "count" ""
             "CPUs that were interrupted from this one."
             "";

@@ -124,7 +124,7 @@ fn learn(address: u64) -> Option<AddressRow> {
     keep(address, AddressRow { row, place: index as u32 })
 }
 
-/// Adds the data of an address to the cache. Requires the lock.
+/// Adds the data of an address to the cache. Requires [`LOCK`].
 fn keep(address: u64, known: AddressRow) -> Option<AddressRow> {
     KNOWN.insert(address, known.pack())?;
     Some(AddressRow::unpack(known.pack()))
@@ -136,7 +136,7 @@ fn is_ours(object: &modules::LoaderObject) -> bool {
     !cfg!(test) && (object.start..object.end).contains(&(is_ours as *const () as usize))
 }
 
-/// Removes all addresses from `start` to `end`, whose code was unloaded. Requires the lock.
+/// Removes all addresses from `start` to `end`, whose code was unloaded. Requires [`LOCK`].
 pub(crate) fn forget(start: u64, end: u64) {
     KNOWN.take_out(|address| (start..end).contains(&(address & !INTERRUPTED)));
 }

@@ -77,9 +77,10 @@ static LOCK: Lock = Lock::new();
 static WAITING: AtomicPtr<ThreadData> = AtomicPtr::new(std::ptr::null_mut());
 /// Index plus 1 of the first free chunk; each free chunk links to the next one.
 static FREE_CHUNK: AtomicU32 = AtomicU32::new(0);
-/// Data with which ending threads record, and to which threads hand over their chunks; under
+/// Data with which ending threads record, and to which threads hand over their chunks. Requires
 /// [`LATE_LOCK`].
 static LATE: AtomicPtr<ThreadData> = AtomicPtr::new(std::ptr::null_mut());
+/// Held by a thread that uses [`LATE`].
 static LATE_LOCK: Lock = Lock::new();
 /// For each chunk: index plus 1 of the next chunk of the same thread.
 static NEXT_CHUNK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
@@ -435,7 +436,7 @@ impl ThreadData {
         Some(SiteRecord::at_number(chunk as usize, site % RECORDS))
     }
 
-    /// Adds a chunk to this thread. Requires the lock.
+    /// Adds a chunk to this thread. Requires [`LOCK`].
     fn adopt(&self, chunk: u32, sites: usize) {
         let (whose_sites, whose) = shared::owner(chunk as usize);
         whose.store(self.slot.get() as u32, Relaxed);
@@ -446,7 +447,8 @@ impl ThreadData {
         self.directory[sites].set(chunk + 1);
     }
 
-    /// Hands all chunks over to `to`, which no other thread uses. Requires both locks.
+    /// Hands all chunks over to `to`, which no other thread uses. Requires [`LOCK`] and
+    /// [`LATE_LOCK`].
     fn hand_over(&self, to: &ThreadData) {
         let [mut allocations, mut allocated, mut frees, mut freed] = [0_u64; 4];
         head(header::CHANGES).fetch_add(1, Release);

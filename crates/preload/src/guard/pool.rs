@@ -622,7 +622,7 @@ fn give_back(id: Id, bytes: i64) {
 }
 
 impl GuardClass {
-    /// Takes a slot. Requires the lock.
+    /// Takes a slot. Requires [`LOCK`].
     fn pop_slot(&self, class: usize) -> Option<u32> {
         let used = self.used.load(Relaxed);
         if used < self.most.load(Relaxed) {
@@ -642,7 +642,7 @@ impl GuardClass {
         Some(number)
     }
 
-    /// Appends the slots of `late` to the queue. Requires the lock.
+    /// Appends the slots of `late` to the queue. Requires [`LOCK`].
     fn put_in_order(&self, class: usize) {
         // The list begins with the slot that was freed last.
         let newest = self.late.swap(0, Acquire);

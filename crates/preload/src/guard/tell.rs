@@ -87,7 +87,7 @@ pub(crate) fn forked() {
     LOCK.reset();
 }
 
-/// The message in [`MESSAGE`] while it is being built. Requires the lock.
+/// The message in [`MESSAGE`] while it is being built. Requires [`LOCK`].
 struct BugMessage {
     used: usize,
 }
