@@ -428,7 +428,26 @@ fn of_malloc<'a>(
         let line = [text("the memory that grows does not come from malloc")];
         return Err(Verdict::RuledOut(line.to_vec()));
     }
-    by_free_blocks(evidence, located.growth).map_or(Ok((located, function)), Err)
+    let freed = by_free_blocks(evidence, located.growth);
+    let freed = freed.or_else(|| by_few_live_blocks(evidence, located.growth));
+    freed.map_or(Ok((located, function)), Err)
+}
+
+/// Returns the verdict on growth that the program had freed by the time of the heap scan: all live
+/// blocks together are less than half of the growth. Caches that drop a large part at once, and
+/// batches, do this.
+fn by_few_live_blocks(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<Verdict> {
+    let graph = graph(evidence)?;
+    let live = Bytes(graph.reachable.bytes.saturating_add(graph.leaked.bytes));
+    let is_freed = float(live.0) < float(growth.bytes.0) * EXPLAINS;
+    is_freed.then(|| {
+        Verdict::RuledOut(vec![
+            text("all live blocks have "),
+            CellValue::Bytes(live.0),
+            text(" at the end: the program freed most of the growth of "),
+            CellValue::Bytes(growth.bytes.0),
+        ])
+    })
 }
 
 /// If the ratio of the growth to the pinned free memory is at most this value, fragmentation may
@@ -916,6 +935,37 @@ mod tests {
     }
 
     #[test]
+    fn a_larger_heap_that_doubles_is_unknown_while_the_process_is_young() {
+        let with = |age_seconds: u64| {
+            let mut made = with_graph(heap_of(|number| 30 + number * 3 / 2), MIB);
+            let age = Ok(age_seconds * 1_000_000_000);
+            made.first.process.age_ns = age.clone();
+            if let Gathered::Value(last) = &mut made.last {
+                last.process.age_ns = age;
+            }
+            verdict(&made, "unbounded-cache")
+        };
+        assert!(matches!(with(20), Verdict::Unknown(..)));
+        assert!(matches!(with(3600), Verdict::Present(_)));
+    }
+
+    #[test]
+    fn growth_that_the_program_has_freed_at_the_end_is_no_cause() {
+        let with = |reachable: u64| {
+            let mut made = heap_of(|number| 50 + number);
+            let bytes = reachable * MIB;
+            let reachable = LiveAmount { blocks: bytes / 64, bytes };
+            add_graph(&mut made, HeapGraph { reachable, ..HeapGraph::default() });
+            made
+        };
+        assert!(matches!(verdict(&with(60), "unbounded-cache"), Verdict::Present(_)));
+        for id in ["unbounded-cache", "leak"] {
+            // The program dropped its cache, of which the heap keeps the pages.
+            assert!(matches!(verdict(&with(4), id), Verdict::RuledOut(_)), "{id}");
+        }
+    }
+
+    #[test]
     fn growth_that_many_functions_share_is_no_leak_without_a_scan() {
         let with = |functions: u32| {
             let mut made = heap_of(|number| 50 + number);
@@ -1118,7 +1168,7 @@ mod tests {
 
     #[test]
     fn slow_growth_of_a_fragmented_heap_may_be_its_gaps() {
-        let with = |mib: fn(u64) -> u64, most_live: u64| {
+        let with = |mib: fn(u64) -> u64, most_live: u64, reachable: u64| {
             let mut made = with_graph(heap_of(mib), MIB / 10);
             let size = |low, high| BytesEstimate { low: Bytes::mib(low), high: Bytes::mib(high) };
             let sample = HeapSample {
@@ -1132,13 +1182,14 @@ mod tests {
                 last.heap_sample = Ok(sample);
             }
             let Gathered::Value(scan) = &mut made.scan else { panic!("it was made") };
-            scan.graph.as_mut().unwrap().reachable = LiveAmount { blocks: 1000, bytes: 17 * MIB };
+            let bytes = reachable * MIB;
+            scan.graph.as_mut().unwrap().reachable = LiveAmount { blocks: 1000, bytes };
             made
         };
-        let slow = with(|number| 100 + number / 10, 30);
+        let slow = with(|number| 100 + number / 10, 30, 17);
         assert!(matches!(verdict(&slow, "unbounded-cache"), Verdict::Unknown(..)));
         found(&slow, "fragmented-heap");
-        found(&with(|number| 100 + number, 5), "unbounded-cache");
+        found(&with(|number| 100 + number, 5, 60), "unbounded-cache");
     }
 
     #[test]

@@ -149,6 +149,11 @@ fn whole(change: f64) -> i64 {
 /// Minimum size in bytes of an established heap. A smaller heap that more than doubles within a
 /// short observation is filled for the first time: its growth may end.
 const ESTABLISHED: Bytes = Bytes::mib(64);
+/// Minimum size in bytes of an established heap of a process that began less than
+/// [`JUST_BEGUN_SECONDS`] ago.
+const ESTABLISHED_EARLY: Bytes = Bytes::mib(128);
+/// Age in seconds up to which a server may still fill its caches for the first time.
+const JUST_BEGUN_SECONDS: f64 = 60.0;
 /// Minimum growth of a heap that is filled for the first time, as a share of the private memory.
 const FILLING: f64 = 0.5;
 /// Maximum duration in seconds of the first filling of a small heap.
@@ -164,7 +169,9 @@ pub(super) fn is_first_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowt
 /// Returns the growth as a share of the private memory; `None` if the private memory is not small.
 fn part_of_small_memory(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<f64> {
     let now = evidence.all.activity.last().map(private)?;
-    (now < ESTABLISHED).then(|| growth.bytes.fraction_of(now).unwrap_or(1.0))
+    let has_just_begun = age_seconds(evidence).is_some_and(|age| age < JUST_BEGUN_SECONDS);
+    let established = if has_just_begun { ESTABLISHED_EARLY } else { ESTABLISHED };
+    (now < established).then(|| growth.bytes.fraction_of(now).unwrap_or(1.0))
 }
 
 /// Minimum time in seconds for which a process must get CPUs. In less time, its growth may cover
@@ -196,14 +203,16 @@ pub(super) fn works_through_input(evidence: &CauseEvidence<'_>) -> bool {
     let Some((first, last)) = evidence.ends() else { return false };
     let waits = first.main_thread_waits.clone().ok().zip(last.main_thread_waits.clone().ok());
     let Some(((before, after), seconds)) = waits.zip(evidence.seconds()) else { return false };
-    let is_young = match &evidence.now.process.age_ns {
-        Ok(age) => float(*age) / 1e9 <= MAX_WORK_SECONDS,
-        Err(_) => false,
-    };
+    let is_young = age_seconds(evidence).is_some_and(|age| age <= MAX_WORK_SECONDS);
     let computes = |(all, _): (f64, f64)| all * evidence.demand() >= COMPUTES;
     let computes = cpu_shares(evidence).is_some_and(computes);
     let waits = float(after.saturating_sub(before)) / seconds;
     is_young && computes && last.threads == 1 && waits < FEW_WAITS
+}
+
+/// Returns the age of the process at the end of the observation.
+fn age_seconds(evidence: &CauseEvidence<'_>) -> Option<f64> {
+    evidence.now.process.age_ns.as_ref().ok().map(|age| float(*age) / 1e9)
 }
 
 /// True if values grow in all parts of the observation except at most one, not much more slowly at
