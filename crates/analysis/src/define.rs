@@ -7,11 +7,13 @@ use pagewise_model::report::{
     ReportTable, TableColumn,
 };
 
-use crate::causes;
 use crate::pools::PoolKind;
+use crate::{causes, findings};
 
 /// Source name of the definitions of causes.
 const CAUSE: &str = "cause";
+/// Source name of the definitions of findings that state a cause under another ID.
+const FINDING: &str = "finding";
 /// Maximum number of suggestions.
 const SUGGESTIONS: usize = 3;
 
@@ -80,7 +82,15 @@ fn others() -> impl Iterator<Item = FieldMeaning> {
         meaning: row.meaning,
         trap: row.excluded_by,
     });
-    flags.chain(pools).chain(causes)
+    let findings = findings::with_other_ids().map(|(id, row)| FieldMeaning {
+        name: id,
+        source: FINDING,
+        unit: "",
+        since: "",
+        meaning: row.meaning,
+        trap: row.excluded_by,
+    });
+    flags.chain(pools).chain(causes).chain(findings)
 }
 
 /// Returns the names of `known` that are within a small edit distance of `name` or contain it, the
@@ -230,6 +240,18 @@ mod tests {
         assert!(report_text(&define("nr").unwrap()).contains("MAP_NORESERVE"));
         assert!(report_text(&define("malloc arena").unwrap()).contains("64 MiB"));
         assert!(report_text(&define("wf").unwrap()).contains("MADV_WIPEONFORK"));
+    }
+
+    #[test]
+    fn findings_with_an_id_of_their_own_are_defined_by_their_causes() {
+        let report = report_text(&define("touched-again").unwrap());
+        assert!(report.contains("faulted in again"), "{report}");
+        let report = report_text(&define("not-freed").unwrap());
+        assert!(report.contains("last pointer") && report.contains("without bound"), "{report}");
+        // Each entry of the table names causes that exist.
+        for (id, causes) in findings::CAUSES_OF_FINDINGS {
+            assert_eq!(findings::causes_of(id).count(), causes.len(), "{id}");
+        }
     }
 
     #[test]

@@ -25,6 +25,7 @@ use pagewise_model::pagewise_pools::RegisteredPool;
 use pagewise_model::report::{CellValue, Fact, Finding, Severity};
 use pagewise_model::{Bytes, Reading, Snapshot, parallel};
 
+use crate::causes::{self, CauseRow};
 use crate::cells::text;
 use crate::explain::{ExplainSubject, fact};
 use crate::faults::places::FaultFrames;
@@ -87,6 +88,40 @@ const RULES: &[&[FindingRule]] = &[
     heap_scan::RULES,
     stat::RULES,
 ];
+
+/// Findings that state a cause of [`crate::causes`] under another ID, with the IDs of the causes. A
+/// finding whose ID is that of a cause states this cause. All other findings state facts that are
+/// no cause of trouble by themselves.
+pub(crate) const CAUSES_OF_FINDINGS: &[(&str, &[&str])] = &[
+    ("near-address-space-limit", &["near-rlimit-as"]),
+    ("near-data-limit", &["near-rlimit-data"]),
+    ("near-stack-limit", &["near-rlimit-stack"]),
+    ("near-locked-limit", &["near-rlimit-memlock"]),
+    ("near-cgroup-limit", &["cgroup-limit"]),
+    ("leaked-blocks", &["leak"]),
+    ("arena-heavy", &["many-arenas"]),
+    ("not-freed", &["leak", "unbounded-cache"]),
+    ("growing-containers", &["unbounded-cache"]),
+    ("held-unused", &["trimmable-heap", "fragmented-heap"]),
+    ("huge-page-bloat", &["thp-bloat-requested", "thp-bloat-system"]),
+    ("touched-again", &["fault-churn"]),
+    ("copies-on-write", &["cow-storm"]),
+    ("major-faults", &["file-refaults", "swap-thrash"]),
+    ("many-cpus", &["tlb-shootdowns"]),
+    ("dontneed-by-pages", &["tlb-shootdowns", "memory-calls"]),
+];
+
+/// Returns the causes that a finding states.
+pub(crate) fn causes_of(finding: &str) -> impl Iterator<Item = &'static CauseRow> {
+    let of_other_id = CAUSES_OF_FINDINGS.iter().find(|(id, _)| *id == finding);
+    let ids = of_other_id.map_or(&[][..], |(_, ids)| *ids);
+    causes::row(finding).into_iter().chain(ids.iter().filter_map(|id| causes::row(id)))
+}
+
+/// Returns the findings that state causes under another ID, each with one of its causes.
+pub(crate) fn with_other_ids() -> impl Iterator<Item = (&'static str, &'static CauseRow)> {
+    CAUSES_OF_FINDINGS.iter().flat_map(|(id, _)| causes_of(id).map(move |row| (*id, row)))
+}
 
 impl FindingRule {
     /// Returns the findings of the rule; no findings if the rule needs other evidence.

@@ -7,11 +7,13 @@ use pagewise_model::heap_graph::HeapGraph;
 use pagewise_model::heap_scan::{HEAP_SCAN_VERSION, HeapScan, MemoryCopy, WalkedHeap};
 use pagewise_model::machine::ProcessMoment;
 use pagewise_model::object::{Elf, ElfObject, ObjectSection, OnDisk};
+use pagewise_model::report::Severity;
 use pagewise_model::{Absent, AddrRange, Bytes, Device, Snapshot};
 
-use super::{CauseEvidence, latest};
+use super::{CauseEvidence, CauseRow, latest};
 use crate::causes::judge;
 use crate::explain::ExplainSubject;
+use crate::findings;
 use pagewise_model::cause::{Cause, Verdict};
 
 /// Interval of the readings of counters in nanoseconds.
@@ -92,7 +94,30 @@ pub(super) fn verdict(evidence: &Evidence, id: &str) -> Verdict {
     let before = ExplainSubject::from_snapshot(&evidence.first).ok();
     let all = CauseEvidence { all: evidence, now, subject: &subject, before: before.as_ref() };
     let verdicts = judge(&all);
+    if let Ok(subject) = &subject {
+        assert_no_finding_is_ruled_out(subject, &verdicts);
+    }
     verdicts.into_iter().find(|(row, _)| row.id == id).expect("the table has the cause").1
+}
+
+/// Causes that need evidence over time: a snapshot may show their signs in a healthy process. The
+/// findings of one snapshot say so.
+const OVER_TIME: [&str; 3] = ["trimmable-heap", "fragmented-heap", "cgroup-limit"];
+
+/// Asserts that no rule excludes all causes that a warning of `explain` states. A note names the
+/// command that decides.
+fn assert_no_finding_is_ruled_out(subject: &ExplainSubject<'_>, verdicts: &[(&CauseRow, Verdict)]) {
+    let mut stated = findings::find(findings::Evidence::Snapshot(subject));
+    stated.retain(|finding| finding.severity >= Severity::Warning);
+    for finding in stated {
+        let of_finding: Vec<_> = findings::causes_of(finding.id).map(|row| row.id).collect();
+        let is_open = |(row, verdict): &&(&CauseRow, Verdict)| {
+            of_finding.contains(&row.id) && !matches!(verdict, Verdict::RuledOut(_))
+        };
+        let needs_time = of_finding.iter().any(|id| OVER_TIME.contains(id));
+        let agrees = of_finding.is_empty() || needs_time || verdicts.iter().any(|it| is_open(&it));
+        assert!(agrees, "{finding:?} contradicts {of_finding:?}");
+    }
 }
 
 /// Returns a cause, which must be present.

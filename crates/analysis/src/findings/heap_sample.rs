@@ -65,7 +65,11 @@ fn trimmable(subject: &ExplainSubject<'_>) -> Option<Finding> {
             " --heap --yes`: the running process calls `malloc_trim(0)`, which returns ",
         ));
         next_step.extend(estimate_words(amount));
-        next_step.push(text(". "));
+        next_step.extend(command(
+            ". If the program uses the memory again every few seconds, this costs page faults: `pagewise diagnose ",
+            subject,
+            "` observes it. ",
+        ));
     }
     next_step.push(text(TRIM_IN_PROGRAM));
     let evidence =
@@ -92,7 +96,12 @@ fn fragmented(subject: &ExplainSubject<'_>) -> Option<Finding> {
         next_step.extend(command(
             " `pagewise heap scan ",
             subject,
-            "` counts the live blocks by size, to find the ones that stay.",
+            "` counts the live blocks by size, to find the ones that stay, and `pagewise diagnose ",
+        ));
+        next_step.extend(command(
+            "",
+            subject,
+            "` shows whether the program uses the free memory again.",
         ));
     }
     let evidence = evidence(sample, [("live", "live", sample.live), ("pinned", "pinned", amount)]);
