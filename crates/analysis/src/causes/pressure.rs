@@ -480,15 +480,25 @@ fn growing_removed_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFi
 fn removed_file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
     let growth = float(file.after.0.saturating_sub(file.before.0));
     let per_second = whole_bytes(growth / evidence.seconds().unwrap_or(1.0).max(0.001));
-    let sentence = vec![
-        text("The process keeps removed files open that grow by "),
-        bytes(per_second),
-        text(" per second ("),
-        CellValue::Count(file.count),
-        text(" of the name "),
-        CellValue::Name(file.name.clone()),
-        text(", N stands for numbers): they keep disk space and fill the page cache."),
-    ];
+    let name = CellValue::Name(file.name.clone());
+    let sentence = match file.count {
+        1 => vec![
+            text("The process keeps the removed file "),
+            name,
+            text(" open, which grows by "),
+            bytes(per_second),
+            text(" per second: it keeps disk space and fills the page cache."),
+        ],
+        count => vec![
+            text("The process keeps removed files open that grow by "),
+            bytes(per_second),
+            text(" per second ("),
+            CellValue::Count(count),
+            text(" of the name "),
+            name,
+            text(", N stands for numbers): they keep disk space and fill the page cache."),
+        ],
+    };
     let next = format!("ls -l /proc/{}/fd", evidence.pid());
     let object = CauseObject::File(file.name.clone());
     let mut found = cause("page-cache-charged", object, Confidence::Likely(next.into()), sentence);
