@@ -90,6 +90,14 @@ pub struct CopyRequest<'a> {
     pub announce: &'a (dyn Fn(ExpectedPause) + Sync),
 }
 
+impl CopyRequest<'_> {
+    /// Time from the beginning of the pause after which the copy is given up: the last chunk of
+    /// each copying thread, and letting the threads go, need the rest of the permitted pause.
+    fn copy_time(&self) -> Duration {
+        self.max_pause / 5 * 4
+    }
+}
+
 /// Expected pause of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpectedPause {
@@ -286,11 +294,11 @@ impl<'r> Prepared<'r> {
         if plan.bytes() > buffer.capacity() {
             return Ok(None);
         }
-        let deadline = since.checked_add(request.max_pause);
+        let deadline = since.checked_add(request.copy_time());
         let unread = buffer.fill(reader.0, &plan.ranges, deadline).map_err(|why| match why {
             TransferFailure::Late => ScanError::PauseTooLong {
                 bytes: Bytes(plan.bytes()),
-                takes: since.elapsed(),
+                takes: since.elapsed().max(request.max_pause),
                 limit: request.max_pause,
             },
             TransferFailure::Refused(error) => ScanError::Copy(error),
@@ -434,7 +442,8 @@ fn permit_memory(root: &ProcRoot, wanted: u64) -> Result<(), ScanError> {
     }
 }
 
-/// Returns the expected pause. The copy rate is measured on the first part, while the process runs.
+/// Returns the expected pause, with the reserve of [`CopyRequest::copy_time`]. The copy rate is
+/// measured on the first part, while the process runs.
 fn expected(plan: &CopyPlan, buffer: &mut CopyBuffer, pid: Pid, threads: usize) -> Duration {
     let trial = plan.first_bytes(TRIAL);
     let bytes: u64 = trial.iter().map(|range| range.len().0).sum();
@@ -443,5 +452,5 @@ fn expected(plan: &CopyPlan, buffer: &mut CopyBuffer, pid: Pid, threads: usize) 
     let micros = u64::try_from(begin.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
     let rate = if read && bytes >= TRIAL / 2 { bytes / micros } else { USUAL_RATE };
     let copy = Duration::from_micros(plan.bytes() / rate.max(MIN_RATE));
-    expected_pause(threads) + copy
+    (expected_pause(threads) + copy) * 5 / 4
 }
