@@ -16,7 +16,8 @@ use super::leak_sites::leaking_function;
 use super::responsible::acts_for_its_caller;
 use super::trend::{
     GrownMemory, KindGrowth, MemoryTrend, SteadyGrowth, duration_words, grown_most,
-    is_first_filling, no_growth, risk_of, slow_growth, time_to_limit, trend, works_through_input,
+    is_first_filling, may_fill_a_cache, no_growth, risk_of, slow_growth, time_to_limit, trend,
+    works_through_input,
 };
 use super::{CauseEvidence, CauseRow, cause, remedy_code, remedy_now};
 use crate::cells::{float, text, whole};
@@ -724,7 +725,7 @@ fn unbounded_cache(evidence: &CauseEvidence<'_>) -> Verdict {
     if works_through_input(evidence) {
         return work(evidence);
     }
-    if is_first_filling(evidence, growth) {
+    if may_fill_a_cache(evidence, growth) {
         return filling(evidence);
     }
     if let Some(verdict) = by_gaps(evidence, growth) {

@@ -161,16 +161,35 @@ const FILLING_SECONDS: f64 = 30.0;
 
 /// True if most of the memory is new, so that the growth may be that of a cache up to its bound.
 pub(super) fn is_first_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
+    is_filling_below(ESTABLISHED, evidence, growth)
+}
+
+/// True for [`is_first_filling`], and for a larger heap of a process that has just begun. Requires
+/// that the program still reaches the blocks that grow.
+pub(super) fn may_fill_a_cache(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
+    let has_just_begun = age_seconds(evidence).is_some_and(|age| age < JUST_BEGUN_SECONDS);
+    let established = if has_just_begun { ESTABLISHED_EARLY } else { ESTABLISHED };
+    is_filling_below(established, evidence, growth)
+}
+
+fn is_filling_below(
+    established: Bytes,
+    evidence: &CauseEvidence<'_>,
+    growth: SteadyGrowth,
+) -> bool {
     let is_new = |share| share > FILLING && growth.seconds < FILLING_SECONDS;
-    part_of_small_memory(evidence, growth)
+    part_of_small_memory(established, evidence, growth)
         .is_some_and(|share| is_new(share) || is_starved(evidence, growth, share))
 }
 
-/// Returns the growth as a share of the private memory; `None` if the private memory is not small.
-fn part_of_small_memory(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> Option<f64> {
+/// Returns the growth as a share of the private memory; `None` if the private memory is established
+/// by its size.
+fn part_of_small_memory(
+    established: Bytes,
+    evidence: &CauseEvidence<'_>,
+    growth: SteadyGrowth,
+) -> Option<f64> {
     let now = evidence.all.activity.last().map(private)?;
-    let has_just_begun = age_seconds(evidence).is_some_and(|age| age < JUST_BEGUN_SECONDS);
-    let established = if has_just_begun { ESTABLISHED_EARLY } else { ESTABLISHED };
     (now < established).then(|| growth.bytes.fraction_of(now).unwrap_or(1.0))
 }
 
@@ -186,7 +205,8 @@ fn is_starved(evidence: &CauseEvidence<'_>, growth: SteadyGrowth, share: f64) ->
 
 /// True if a small heap grew while the process waited for CPUs nearly all the time.
 pub(super) fn is_starved_filling(evidence: &CauseEvidence<'_>, growth: SteadyGrowth) -> bool {
-    part_of_small_memory(evidence, growth).is_some_and(|share| is_starved(evidence, growth, share))
+    let share = part_of_small_memory(ESTABLISHED, evidence, growth);
+    share.is_some_and(|share| is_starved(evidence, growth, share))
 }
 
 /// Maximum age in seconds of a program that works through its input, such as a compiler: an older
