@@ -184,7 +184,8 @@ fn shootdowns_are_the_commands_and_the_machines_row_has_them() {
     assert!(on_the_machine >= caused * 0.05, "{caused} {on_the_machine}");
     assert_eq!(metric(&report, "tlb_shootdowns")["scope"], "machine");
     let rate = number(&report, "shootdowns_per_s", "max");
-    assert!(rate >= caused / number(&report, "wall", "max"), "{rate}");
+    // One run may have the largest value of all three, so that only rounding separates the two.
+    assert!(rate * 1.001 >= caused / number(&report, "wall", "max"), "{rate}");
 }
 
 #[test]

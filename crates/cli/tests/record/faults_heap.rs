@@ -71,12 +71,19 @@ fn told(options: &[&str], command: &[&str]) -> Option<FaultsHeapRun> {
     let folder = tempfile::tempdir_in(disk()).unwrap();
     fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let words = [&["faults"], options].concat();
-    let (output, report) = reported(&folder, &[env!("CARGO_BIN_EXE_pagewise")], &words, command);
+    let record = || reported(&folder, &[env!("CARGO_BIN_EXE_pagewise")], &words, command);
+    // On a machine whose CPUs are busy, events are lost before pagewise reads them.
+    let has_all = |(_, report): &(_, Value)| {
+        report["recording"]["source"] != "tracepoints" || number(report, "recording.lost") == 0
+    };
+    let Some((output, report)) = (0..5).map(|_| record()).find(has_all) else {
+        skip(&Lack::Chance("events were lost in each of five recordings"));
+        return None;
+    };
     if report["recording"]["source"] != "tracepoints" {
         skip_without_events(FAULT_TRACEPOINT);
         return None;
     }
-    assert_eq!(number(&report, "recording.lost"), 0);
     let fact = |line: &str| {
         let (key, value) = line.split_once(" = ")?;
         Some((key.to_owned(), value.parse().ok()?))
