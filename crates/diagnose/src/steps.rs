@@ -13,7 +13,7 @@ use pagewise_model::heap_scan::HeapScan;
 use pagewise_model::thp::{HugePageLook, HugePages};
 use pagewise_model::units::nanoseconds;
 use pagewise_model::{Absent, Bytes, PageSize, Pid, Reading, Snapshot};
-use pagewise_proc::capture::{CaptureRequest, Wish, capture, resident};
+use pagewise_proc::capture::{CaptureRequest, Wish, capture, ksm_stat, resident};
 use pagewise_proc::cgroup::WatchedCgroup;
 use pagewise_proc::memory_files::MemoryFiles;
 use pagewise_proc::others::ProcessSizes;
@@ -157,6 +157,15 @@ impl<'a> Diagnosis<'a> {
         })
     }
 
+    /// Adds `ksm_stat` to the latest snapshot if KSM runs on the machine. Without KSM, the file has
+    /// no evidence, and the kernel's walk of all mappings is avoided.
+    fn add_ksm(&mut self, machine: &MachinePoint, last: Option<&mut Snapshot>) {
+        let runs = machine.ksm.iter().any(|it| it.name.as_bytes() == b"run" && it.count == 1);
+        if runs {
+            last.unwrap_or(&mut self.first).ksm = ksm_stat(self.root, self.pid);
+        }
+    }
+
     /// Watches the process, applies the last instruments, and returns the evidence.
     pub(crate) fn finish(mut self) -> Result<Evidence, ProcError> {
         (self.request.progress)(Instrument::Activity);
@@ -173,7 +182,8 @@ impl<'a> Diagnosis<'a> {
         let stacks = self.meter.measure(Instrument::Stacks, || stacks::read(root, first)).into();
         let others = self.sizes.largest_others(self.root, self.page_size, self.pid);
         let memory_files = MemoryFiles::read(self.root, self.pid).since(&self.memory_files);
-        let last = self.last_snapshot();
+        let mut last = self.last_snapshot();
+        self.add_ksm(&machine, last.value_mut().map(|last| &mut **last));
         let free_recheck = self.free_recheck();
         let mut scan = match last.missing() {
             None => self.scan(last.value().map(|last| &**last)),

@@ -282,8 +282,7 @@ impl<'a> Capture<'a> {
         if !self.wants_sums {
             return Err(Absent::NotCollected(NO_SUMS.into()));
         }
-        let text = self.root.reading(self.holder, "ksm_stat")?;
-        ksm::parse(&text).ok_or(Absent::NotInThisKernel("6.1".into()))
+        ksm_stat(self.root, self.holder)
     }
 
     /// Finds the base page size of the machine that a tree was copied from. Only `smaps` contains
@@ -418,4 +417,13 @@ fn uptime(text: &[u8]) -> Option<Duration> {
 fn arguments(cmdline: &[u8]) -> Vec<Name> {
     let text = cmdline.strip_suffix(b"\0").unwrap_or(cmdline);
     if text.is_empty() { Vec::new() } else { text.split(|&b| b == 0).map(Name::new).collect() }
+}
+
+/// Reads `ksm_stat`, to print which Linux walks all mappings of the process.
+///
+/// # Errors
+/// The reason for the missing value, as in [`Snapshot::ksm`].
+pub fn ksm_stat(root: &ProcRoot, pid: Pid) -> Reading<KsmStat> {
+    let text = root.reading(pid, "ksm_stat")?;
+    ksm::parse(&text).ok_or(Absent::NotInThisKernel("6.1".into()))
 }
