@@ -3,6 +3,7 @@
 
 mod healthy;
 mod judge;
+mod machines;
 mod table;
 mod tool;
 
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -28,6 +29,7 @@ Usage: cargo xtask corpus [OPTIONS]
   --json FILE        write all answers and counts to FILE
   --healthy          run the tool at real programs under load instead of the corpus
   --remedied         run the tool at the remedied forms of the sick programs
+  --vm               run pagewise at the programs that need a small machine, in virtual machines
   --remedies         no tool: check that each remedy lowers the figure of its label
   --check            no tool: check that each program compiles and gets ready
   --list             no tool: print the programs and their labels
@@ -60,6 +62,7 @@ struct CorpusOptions {
     json: Option<PathBuf>,
     jobs: usize,
     may_change: bool,
+    in_machines: bool,
 }
 
 /// Runs the task that `arguments` select.
@@ -91,6 +94,7 @@ fn parse_options(arguments: &[&str]) -> Result<CorpusOptions> {
             "--healthy" => options.task = CorpusTask::DiagnoseHealthy,
             "--remedied" => options.task = CorpusTask::DiagnoseRemedied,
             "--remedies" => options.task = CorpusTask::MeasureRemedies,
+            "--vm" => options.in_machines = true,
             "--check" => options.task = CorpusTask::Check,
             "--list" => options.task = CorpusTask::List,
             "--change-settings" => options.may_change = true,
@@ -240,8 +244,11 @@ fn measure_remedy(label: &Label, options: &CorpusOptions) -> Result<String> {
 fn diagnose_all(labels: &[Label], options: &CorpusOptions) -> Result<Vec<JudgedRun>> {
     let tool = DiagnosingTool::new(options.command.as_deref())?;
     let is_remedied = options.task == CorpusTask::DiagnoseRemedied;
-    let labels: Vec<Label> =
-        labels.iter().filter(|label| !is_remedied || label.remedied.is_some()).cloned().collect();
+    let is_wanted = |label: &&Label| {
+        (!is_remedied || label.remedied.is_some())
+            && (!options.in_machines || machines::is_needed(label))
+    };
+    let labels: Vec<Label> = labels.iter().filter(is_wanted).cloned().collect();
     let runs = Mutex::new(Vec::new());
     in_threads(&labels, options.jobs, |label| {
         let run = diagnose(label, is_remedied, &tool, options);
@@ -270,6 +277,12 @@ fn diagnose(
         wall: Duration::ZERO,
         cpu_ms: None,
     };
+    if options.in_machines {
+        let began = Instant::now();
+        machines::examine(label, is_remedied, tool.command(), &mut run);
+        run.wall = began.elapsed();
+        return run;
+    }
     match start(label, is_remedied, options) {
         Err(error) => run.verdict = Verdict::NoAnswer(format!("{error:#}")),
         Ok(Err(reason)) => run.verdict = Verdict::Skipped(reason),

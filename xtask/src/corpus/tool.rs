@@ -36,6 +36,11 @@ impl DiagnosingTool {
         Ok(DiagnosingTool { command, path: search_path()? })
     }
 
+    /// The command, with `{pid}` for the process ID.
+    pub(crate) fn command(&self) -> &str {
+        &self.command
+    }
+
     /// Runs the tool on `pid`, and writes its answer, costs and the verdict of `judge` to `run`.
     /// `is_alone` is true if no other child of this process ends meanwhile: only then the CPU time
     /// of the tool can be measured.
