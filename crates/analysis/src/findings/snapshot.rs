@@ -316,7 +316,7 @@ pub(crate) fn old_versions(subject: &ExplainSubject<'_>) -> Option<OldVersions> 
     versions.max_by_key(|versions| versions.mapped)
 }
 
-/// The sentence about old versions of a file, without its end.
+/// Returns the sentence about old versions of a file.
 pub(crate) fn old_versions_sentence(versions: &OldVersions) -> Vec<CellValue> {
     vec![
         text("The process still maps "),
