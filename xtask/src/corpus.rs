@@ -277,9 +277,13 @@ fn diagnose(
         wall: Duration::ZERO,
         cpu_ms: None,
     };
+    let verdict = |answer: &ToolAnswer| match is_remedied {
+        true => judge::judge_remedied(label, answer),
+        false => judge::judge(label, answer),
+    };
     if options.in_machines {
         let began = Instant::now();
-        machines::examine(label, is_remedied, tool.command(), &mut run);
+        machines::examine(label, is_remedied, tool.command(), &mut run, verdict);
         run.wall = began.elapsed();
         return run;
     }
@@ -287,13 +291,7 @@ fn diagnose(
         Err(error) => run.verdict = Verdict::NoAnswer(format!("{error:#}")),
         Ok(Err(reason)) => run.verdict = Verdict::Skipped(reason),
         Ok(Ok(mut running)) => {
-            tool.examine(running.pid, &mut run, options.jobs == 1, |answer| {
-                if is_remedied {
-                    judge::judge_remedied(label, answer)
-                } else {
-                    judge::judge(label, answer)
-                }
-            });
+            tool.examine(running.pid, &mut run, options.jobs == 1, verdict);
             if !running.is_alive() {
                 run.verdict = Verdict::NoAnswer("the program ended meanwhile".to_owned());
             }

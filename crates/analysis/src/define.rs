@@ -74,23 +74,13 @@ fn others() -> impl Iterator<Item = FieldMeaning> {
         VM_FLAGS.iter().map(move |(code, meaning)| named(code, "VmFlags", "flag", *meaning));
     let pools =
         PoolKind::ALL.iter().map(move |kind| named(kind.id(), "pool", "text", kind.meaning()));
-    let causes = causes::causes().map(|row| FieldMeaning {
-        name: row.id,
-        source: CAUSE,
-        unit: "",
-        since: "",
-        meaning: row.meaning,
+    let causes = causes::causes().map(|row| (row.id, CAUSE, row));
+    let findings = findings::with_other_ids().map(|(id, row)| (id, FINDING, row));
+    let causes = causes.chain(findings).map(move |(id, source, row)| FieldMeaning {
         trap: row.excluded_by,
+        ..named(id, source, "", row.meaning)
     });
-    let findings = findings::with_other_ids().map(|(id, row)| FieldMeaning {
-        name: id,
-        source: FINDING,
-        unit: "",
-        since: "",
-        meaning: row.meaning,
-        trap: row.excluded_by,
-    });
-    flags.chain(pools).chain(causes).chain(findings)
+    flags.chain(pools).chain(causes)
 }
 
 /// Returns the names of `known` that are within a small edit distance of `name` or contain it, the

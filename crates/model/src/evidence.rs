@@ -480,6 +480,13 @@ pub struct MemoryFile {
     pub is_removed: bool,
 }
 
+impl MemoryFile {
+    /// Growth of the files during the diagnosis; 0 if they shrank.
+    pub fn growth(&self) -> Bytes {
+        self.after.saturating_sub(self.before)
+    }
+}
+
 /// A memory cgroup at the beginning and at the end of a diagnosis.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CgroupActivity {

@@ -11,7 +11,7 @@ use pagewise_corpus::{Label, RemediedForm};
 use pagewise_model::Bytes;
 use pagewise_vm::{GuestKernel, GuestProgram, VirtualMachine, missing_requirement};
 
-use super::judge::{self, JudgedRun, Verdict, read_answer};
+use super::judge::{JudgedRun, ToolAnswer, Verdict, read_answer};
 
 /// Memory of a machine: the programs need less than 768 MiB.
 const MEMORY: Bytes = Bytes::mib(512);
@@ -41,19 +41,22 @@ pub(super) fn is_needed(label: &Label) -> bool {
     label.needs.iter().any(|need| matches!(need, Need::MemoryBelow(_)))
 }
 
-/// Runs the tool at the program in a virtual machine, and judges the answer.
-pub(super) fn examine(label: &Label, is_remedied: bool, command: &str, run: &mut JudgedRun) {
+/// Runs the tool at the program in a virtual machine, and writes its answer and the verdict of
+/// `judge` to `run`.
+pub(super) fn examine(
+    label: &Label,
+    is_remedied: bool,
+    command: &str,
+    run: &mut JudgedRun,
+    judge: impl Fn(&ToolAnswer) -> Verdict,
+) {
     if let Some(missing) = missing_requirement() {
         run.verdict = Verdict::Skipped(missing.to_string());
         return;
     }
     match answer(label, is_remedied, command) {
         Ok(answer) => {
-            run.verdict = if is_remedied {
-                judge::judge_remedied(label, &answer)
-            } else {
-                judge::judge(label, &answer)
-            };
+            run.verdict = judge(&answer);
             run.cpu_ms = answer.cpu_ms;
             run.answer = answer;
         }
@@ -61,7 +64,7 @@ pub(super) fn examine(label: &Label, is_remedied: bool, command: &str, run: &mut
     }
 }
 
-fn answer(label: &Label, is_remedied: bool, command: &str) -> Result<judge::ToolAnswer> {
+fn answer(label: &Label, is_remedied: bool, command: &str) -> Result<ToolAnswer> {
     let argument = match (&label.remedied, is_remedied) {
         (_, false) => "",
         (Some(RemediedForm::Argument), true) => "--remedied",

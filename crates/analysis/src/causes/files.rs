@@ -290,12 +290,11 @@ fn largest_shared(
 /// `None` if this file grows slowly.
 fn growing_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     let seconds = evidence.seconds()?;
-    let growth = |file: &MemoryFile| file.after.0.saturating_sub(file.before.0);
     let files = evidence.all.memory_files.iter();
     let in_memory = files.filter(|file| !file.is_removed);
     let own = in_memory.filter(|file| !file.is_closed || fills(evidence, file));
-    let most = own.max_by_key(|file| growth(file))?;
-    (float(growth(most)) >= GROWING * seconds).then_some(most)
+    let most = own.max_by_key(|file| file.growth())?;
+    (float(most.growth().0) >= GROWING * seconds).then_some(most)
 }
 
 /// If the process fills the files, the quotient of the bytes that it writes and the growth of the
@@ -317,7 +316,7 @@ fn fills(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> bool {
     // `file_traffic` counts twice: as read and as written.
     let traffic = files.zip(storage).map(|(files, storage)| files - storage);
     let written = increase(|point| &point.memory_writes);
-    let grown = float(file.after.0.saturating_sub(file.before.0));
+    let grown = float(file.growth().0);
     let seconds = evidence.seconds().unwrap_or(0.0);
     let explains =
         |per_second: &f64| grown > 0.0 && WRITTEN.contains(&(per_second * seconds / grown));
@@ -346,8 +345,8 @@ fn are_same_but_numbers(name: &[u8], pattern: &[u8]) -> bool {
 
 /// Returns the cause for a growing file in memory that the process does not map.
 fn file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
-    let grown = file.after.0.saturating_sub(file.before.0);
-    let per_second = whole_bytes(float(grown) / evidence.seconds().unwrap_or(1.0).max(0.001));
+    let per_second =
+        whole_bytes(float(file.growth().0) / evidence.seconds().unwrap_or(1.0).max(0.001));
     let sentence = if file.is_closed {
         vec![
             text(
@@ -507,13 +506,13 @@ fn versions_cause(evidence: &CauseEvidence<'_>, versions: &OldVersions) -> Cause
     let object = CauseObject::File(versions.name.clone());
     let sentence = old_versions_sentence(versions);
     let mut found = cause("stale-files", object, Confidence::Certain, sentence);
-    let resident = versions.resident.clone().unwrap_or_default();
-    found.cost = CauseCost::of_memory(resident, evidence.resident().unwrap_or_default());
+    let resident = versions.resident.clone().ok();
+    found.cost =
+        CauseCost::of_memory(resident.unwrap_or_default(), evidence.resident().unwrap_or_default());
     found.evidence = vec![
         bytes_fact("mapped", "mapped", versions.mapped),
         count_fact("versions", "old versions", versions.count),
     ];
-    let resident = versions.resident.clone().ok();
     found.evidence.extend(resident.map(|it| bytes_fact("resident", "resident", it)));
     found.now =
         remedy_now("", [text("Restart the process: it then maps the new version alone.")], false);

@@ -470,16 +470,16 @@ const MIN_REMOVED: Bytes = Bytes::mib(16);
 fn growing_removed_file<'a>(evidence: &CauseEvidence<'a>) -> Option<&'a MemoryFile> {
     let seconds = evidence.seconds()?;
     let is_growing = |file: &&MemoryFile| {
-        let growth = file.after.0.saturating_sub(file.before.0);
-        float(growth) >= REMOVED_GROWTH * seconds && growth <= file.before.0
+        let growth = file.growth();
+        float(growth.0) >= REMOVED_GROWTH * seconds && growth <= file.before
     };
     let removed = evidence.all.memory_files.iter().filter(|file| file.is_removed);
     removed.filter(|file| file.before >= MIN_REMOVED).find(is_growing)
 }
 
 fn removed_file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause {
-    let growth = float(file.after.0.saturating_sub(file.before.0));
-    let per_second = whole_bytes(growth / evidence.seconds().unwrap_or(1.0).max(0.001));
+    let per_second =
+        whole_bytes(float(file.growth().0) / evidence.seconds().unwrap_or(1.0).max(0.001));
     let name = CellValue::Name(file.name.clone());
     let sentence = match file.count {
         1 => vec![
@@ -503,8 +503,7 @@ fn removed_file_cause(evidence: &CauseEvidence<'_>, file: &MemoryFile) -> Cause 
     let object = CauseObject::File(file.name.clone());
     let mut found = cause("page-cache-charged", object, Confidence::Likely(next.into()), sentence);
     let resident = evidence.resident().unwrap_or_default();
-    let share = CauseCost::of_memory(file.after, resident + file.after);
-    found.cost = CauseCost { memory_share: share.memory_share * 0.3, ..share };
+    found.cost = cost_of_cache(file.after, resident + file.after);
     found.evidence = vec![
         bytes_fact("growth_per_s", "growth per second", per_second),
         bytes_fact("size", "size", file.after),
@@ -555,6 +554,13 @@ impl ChargeGrowth {
     }
 }
 
+/// Returns the cost of page cache as a part of `whole`. The kernel can reclaim page cache, so the
+/// cost is low. The cause is reported because people and alerts mistake the growth for a leak.
+fn cost_of_cache(cached: Bytes, whole: Bytes) -> CauseCost {
+    let share = CauseCost::of_memory(cached, whole);
+    CauseCost { memory_share: share.memory_share * 0.3, ..share }
+}
+
 fn cache_cause(
     evidence: &CauseEvidence<'_>,
     activity: &CgroupActivity,
@@ -569,10 +575,7 @@ fn cache_cause(
     ];
     let object = CauseObject::Cgroup(activity.path.clone());
     let mut found = cause("page-cache-charged", object, Confidence::Certain, sentence);
-    let share = CauseCost::of_memory(growth.cached, growth.usage);
-    // The kernel can reclaim page cache, so the cost is low. The cause is reported because people
-    // and alerts mistake the growth for a leak.
-    found.cost = CauseCost { memory_share: share.memory_share * 0.3, ..share };
+    found.cost = cost_of_cache(growth.cached, growth.usage);
     found.evidence = vec![
         bytes_fact("usage", "charged", growth.usage),
         bytes_fact("cached", "page cache and slab", growth.cached),
