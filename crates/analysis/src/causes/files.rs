@@ -507,8 +507,10 @@ fn versions_cause(evidence: &CauseEvidence<'_>, versions: &OldVersions) -> Cause
     let sentence = old_versions_sentence(versions);
     let mut found = cause("stale-files", object, Confidence::Certain, sentence);
     let resident = versions.resident.clone().ok();
-    found.cost =
-        CauseCost::of_memory(resident.unwrap_or_default(), evidence.resident().unwrap_or_default());
+    found.cost = match resident.zip(evidence.resident()) {
+        Some((old, whole)) => CauseCost::of_memory(old, whole),
+        None => CauseCost::of_risk(0.2),
+    };
     found.evidence = vec![
         bytes_fact("mapped", "mapped", versions.mapped),
         count_fact("versions", "old versions", versions.count),
